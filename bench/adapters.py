@@ -75,6 +75,6 @@ def _decode(engine: MlxEngine, adapters: list[str] | None) -> tuple[float, float
     while len(begun) < ROWS:
         begun |= {int(token.key) for token in engine.step().tokens}
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    while engine.has_rows():
+    while engine.row_count():
         engine.step()
     return time.process_time() - cpu_s, time.perf_counter() - wall_s

@@ -140,6 +140,6 @@ def _answer(engine: MlxEngine, rows: list[Row]) -> tuple[dict[int, list[int]], R
         read,
         accepted,
     )
-    while engine.has_rows():
+    while engine.row_count():
         step()
     return got, run

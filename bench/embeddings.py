@@ -17,7 +17,7 @@ from mlxsup.client import Client
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.worker.engine import Engine, Row
-from mlxsup.worker.engines.mlx.embedding import make_engine
+from mlxsup.worker.engines.opening import open_engine
 
 from .report import order_in_round, print_table, spread, threads_ns
 from support.daemon.daemon import Daemon, row, wait_for_state
@@ -40,7 +40,7 @@ def run(repeats: int, count: int = TEXTS) -> None:
     lists = [texts[begin : begin + LIST] for begin in range(0, count, LIST)]
     with tempfile.TemporaryDirectory() as parent:
         folder = make_tiny_encoder(Path(parent) / "encoder", "bert")
-        engine = make_engine(make_spec(folder), time.perf_counter)
+        engine = open_engine(make_spec(folder), time.perf_counter)
         engine.load(lambda phase, progress: None)
         alone = [_embed(engine, [text])[0] for text in texts]
         with (
@@ -100,7 +100,7 @@ def _embed(engine: Engine, texts: list[str]) -> Vectors:
     )
     engine.insert(given)
     found: dict[int, bytes] = {}
-    while engine.has_rows():
+    while engine.row_count():
         for token in engine.step().tokens:
             assert token.token is not None
             assert token.vector is not None

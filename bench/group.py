@@ -106,7 +106,7 @@ def tokens_per_s(engine: Engine) -> float:
         engine.step()
     began = time.perf_counter()
     count = 0
-    while engine.has_rows():
+    while engine.row_count():
         count += len(engine.step().tokens)
     return count / (time.perf_counter() - began)
 

@@ -145,6 +145,8 @@ class Render(Message):
         opening, parameters, seed, fingerprint: of the answer's `Acceptance`.
         delivered: ids of the tokens that its client was sent, packed as `ids.pack_tokens` does; at
             least one.
+        before: the last token of the prompt, packed likewise, behind which the answer stands if the
+            prompt was shown.
     """
 
     TYPE: ClassVar[str] = "render"
@@ -154,6 +156,7 @@ class Render(Message):
     seed: int
     fingerprint: str
     delivered: bytes
+    before: bytes = b""
 
 
 @record
@@ -479,7 +482,6 @@ class Heartbeat(Message):
         kept_bytes: those of the active ones that hold the state of paused rows.
         prefix_bytes: those of them that hold the prefixes of earlier prompts.
         budget: the number of the latest `SetBudget` that its rows keep to; 0 for none.
-        prefill_chunk: tokens of each waiting prompt that a step would process now.
         interleaved_s: how long steps took since the load in which rows decoded while prompts were
             read.
         interleaved_decode_s: how much of that the rows would have needed alone.
@@ -504,7 +506,6 @@ class Heartbeat(Message):
     kept_bytes: int = 0
     prefix_bytes: int = 0
     budget: int = 0
-    prefill_chunk: int = 0
     interleaved_s: float = 0.0
     interleaved_decode_s: float = 0.0
     shapes_seen: int = 0

@@ -422,11 +422,13 @@ class TextCodec(Protocol):
         thread."""
 
     def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
-        """Return the prompt with the grammar that its answer must follow; runs on a helper thread.
+        """Return the prompt with the grammar that its answer must follow, if one can be made; runs
+        on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`; no answer can follow it.
         """
+        return prompt
 
     def detokenizer(self) -> Detokenizer:
         """Make a detokenizer for one answer."""
@@ -436,7 +438,10 @@ class TextCodec(Protocol):
 
 
 class Engine(Protocol):
-    """One model in one process; its methods belong to the thread that called `load`."""
+    """One model in one process; its methods belong to the thread that called `load`.
+
+    What is defined here is so of an engine that keeps nothing of rows, and has nothing to prepare.
+    """
 
     def load(self, report: ReportProgress) -> EngineFacts:
         """Loads, materialises every array, builds the batch and warms it up, leaving no row.
@@ -477,6 +482,7 @@ class Engine(Protocol):
 
     def drop_kept(self, *keys: RequestKey) -> None:
         """Frees what is kept of rows that do not return; unknown keys are ignored."""
+        return
 
     def free_kept(self, *, spared: RequestKey | None = None) -> None:
         """Frees what is kept of rows that were set aside, because memory is short: they may still
@@ -485,30 +491,27 @@ class Engine(Protocol):
         Args:
             spared: the state of this request stays.
         """
-
-    def has_rows(self) -> bool:
-        """True if a step would do anything."""
+        return
 
     def row_count(self) -> int:
-        """Return the number of rows in prefill or decode."""
+        """Return the number of rows in prefill or decode; without any, a step would do nothing."""
 
     def predict_step_s(self) -> float:
         """Return the seconds that the next step should take at most, from measurements; 0 if
         unknown."""
-
-    def prefill_chunk(self) -> int:
-        """Return the number of tokens of each waiting prompt that the next step would process."""
 
     def has_long_prompt(self) -> bool:
         """True if a prompt is left to read that takes more than a chunk, or has taken one."""
 
     def has_decoding(self) -> bool:
         """True if `decode` would do anything."""
+        return False
 
     def shared_pass_s(self, tokens: int) -> float:
         """Return how many seconds of a pass over a prompt of that many tokens other prompts could
         share, because one pass reads them together; 0 if its tokens take longer, or nothing is
         known."""
+        return 0.0
 
     def step(self) -> StepResult:
         """Run one decode step for the rows that decode, and at most one chunk of prefill.
@@ -519,10 +522,12 @@ class Engine(Protocol):
 
     def decode(self) -> StepResult:
         """Run a step that reads no prompt; raise what `step` raises."""
+        return StepResult()
 
     def settle(self) -> None:
         """Does what the last step has left for when its tokens are on their way, such as keeping
         what ended rows have read."""
+        return
 
     def prepare(self) -> bool:
         """Does a short piece of work that makes later requests faster; called while there has been
@@ -531,6 +536,7 @@ class Engine(Protocol):
         Returns:
             False, and nothing was done, if there is no such work left.
         """
+        return False
 
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed; called after a while without a request, and between
@@ -547,6 +553,7 @@ class Engine(Protocol):
         Args:
             rows_bytes: see `SetBudget.rows_bytes`.
         """
+        return
 
     def bytes_held(self) -> EngineBytes:
         """Return the memory as the engine counts it."""

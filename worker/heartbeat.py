@@ -111,7 +111,7 @@ class Signs:
 
     Args:
         board: where it publishes.
-        engine: knows its memory and its chunks.
+        engine: knows its memory.
         link: counts messages.
         memory: knows its budget.
         clock: monotonic seconds.
@@ -176,7 +176,6 @@ class Signs:
             self._looks_at = self._clock() + LOOK_EVERY_S
             self._looked_at_budget = self._memory.budget
             held = self._engine.bytes_held()
-            said["prefill_chunk"] = self._engine.prefill_chunk()
         self._board.publish(phase, predicted_s=predicted_s, held=held, **said)
 
     def stepped(self, result: StepResult, *, reads: bool) -> None:

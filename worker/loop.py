@@ -43,7 +43,7 @@ from .heartbeat import Board, Signs
 from .idle_time import IdleTime
 from .link import Link, LinkBrokenError
 from .logs import set_level
-from .pooling import PoolingRow, plan_pooling_row, pooling_acceptance
+from .pooling_rows import PoolingRow, plan_pooling_row, pooling_acceptance
 from .prefill_slots import WorkerLeases
 from .prompt_pieces import shown_tokens
 from .rendering import Rendering
@@ -146,8 +146,7 @@ class StepLoop:
             self._insert_waiting()
         if self._must_hold():
             return False
-        self._check_rows()
-        if self._engine.has_rows() and self._step():
+        if self._count_rows() and self._step():
             return True
         if self._running.has_ended or self._leases.has_news:
             self._send_step(StepResult())
@@ -393,7 +392,7 @@ class StepLoop:
             self._engine.remove(*leaving)  # costs time, for which no token has to wait
 
     def _publish_wait(self) -> None:
-        is_held_up = self._leases.is_asked and self._engine.has_rows()
+        is_held_up = self._leases.is_asked and self._engine.row_count() > 0
         self._begin_work(WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE, looks=True)
 
     def _begin_work(
@@ -409,15 +408,16 @@ class StepLoop:
             looks=looks,
         )
 
-    def _check_rows(self) -> None:
-        """Raise if the engine has lost a row, which would never end; its request resumes in another
-        process.
+    def _count_rows(self) -> int:
+        """Return how many rows the engine has.
 
         Raises:
-            WorkerFaultError: there are fewer rows than there should be.
+            WorkerFaultError: it has lost one, which would never end; its request resumes in another
+                process.
         """
         if (rows := self._engine.row_count()) < len(self._running):
             raise WorkerFaultError(f"the engine has {rows} rows, and not {len(self._running)}")
+        return rows
 
     def wait_s(self) -> float | None:
         """Return the seconds to wait for something to do; None for as long as it takes."""

@@ -42,6 +42,7 @@ class _Job:
             ToolCallReader(body.callable_tools, asked.seed),
             form=body.form,
             min_tokens=body.min_tokens or 0,
+            after=unpack_tokens(asked.before)[-1] if body.echo and asked.before else None,
         )
         self._shown: list[tuple[Channel, list[str]]] = []
 

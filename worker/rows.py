@@ -26,6 +26,7 @@ from .prompt_pieces import PromptPieces
 from .text.channels import Piece
 from .text.grammar import RowGrammar
 from .text.tool_calls import ToolCallReader
+from .text.tool_formats import UNKNOWN
 
 SEED_BITS = 53
 """Of the seeds that are drawn here: every number of JavaScript is exact up to them."""
@@ -177,7 +178,7 @@ def tools_warnings(body: RequestBody, prompt: Prompt, codec: TextCodec) -> tuple
         return () if (body.response_format or TEXT_FORMAT) == TEXT_FORMAT else (NO_FORMAT_OF_CALLS,)
     if body.strict_tools and prompt.strict is None:
         return (NO_STRICT,)
-    return () if rules.parse_tool_call else (NO_CALLS_KNOWN,)
+    return (NO_CALLS_KNOWN,) if rules.tool_format is UNKNOWN else ()
 
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:

@@ -12,7 +12,7 @@ from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import RowDelta
 
 from .engine import RowPrefill, RowToken
-from .pooling import PoolingRow
+from .pooling_rows import PoolingRow
 from .rows import RunningRow
 
 AnyRow = RunningRow | PoolingRow

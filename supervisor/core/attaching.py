@@ -178,6 +178,7 @@ class Attaching:
             seed=acceptance.seed,
             fingerprint=acceptance.fingerprint,
             delivered=reader.delivered,
+            before=acceptance.prompt_tokens[-4:],  # bytes of a token
         )
         self._outbox.tell(model, question)
 

@@ -198,7 +198,6 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "peak_bytes": beat.peak_bytes if beat else 0,
         "kept_bytes": beat.kept_bytes if beat else 0,
         "prefix_bytes": beat.prefix_bytes if beat else 0,
-        "prefill_chunk": beat.prefill_chunk if beat else None,
         **_traffic_map(beat),
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": ready.backend if ready else None,

@@ -33,7 +33,7 @@ class Loaded:
         self.engine = engine
         self.progress: list[tuple[LoadPhase, float]] = []
         self.facts: EngineFacts = engine.load(lambda phase, at: self.progress.append((phase, at)))
-        self.rows_after_load = engine.has_rows()
+        self.rows_after_load = engine.row_count()
         self.keys: set[RequestKey] = set()
 
     def row(self, key: int, length: int = 5, **parameters: object) -> Row:
@@ -67,7 +67,7 @@ class Loaded:
         tokens: dict[int, list[int]] = {}
         finished: dict[int, FinishReason] = {}
         for _ in range(LIMIT):
-            if not self.engine.has_rows():
+            if not self.engine.row_count():
                 return tokens
             for token in self.step().tokens:
                 assert token.key not in finished, "a token after the end"
@@ -144,13 +144,13 @@ def test_another_life_has_the_same_fingerprint_and_closes_with_rows_left_E2(
     again.step()
     assert again.engine.row_count() == 2
     again.engine.close()
-    assert (again.engine.has_rows(), again.engine.row_count()) == (False, 0)
+    assert again.engine.row_count() == 0
 
 
 # ---------------------------------------------------------------- answers
 def test_exactly_max_tokens_then_length(loaded: Loaded) -> None:
     loaded.insert(loaded.row(1, max_tokens=6))
-    seen = [token for _ in range(40) if loaded.engine.has_rows() for token in loaded.step().tokens]
+    seen = [token for _ in range(40) if loaded.engine.row_count() for token in loaded.step().tokens]
     assert all(token.token is not None for token in seen)
     assert [token.finish for token in seen] == [None] * 5 + [FinishReason.LENGTH]
 
@@ -171,7 +171,7 @@ def test_steps_say_what_they_computed_and_for_whom_up_to_the_whole_prompt(loaded
     to_compute = {row.key: len(row.tokens) - loaded.engine.insert(row) for row in rows}
     computed = dict.fromkeys(to_compute, 0)
     done: list[int] = []
-    while loaded.engine.has_rows():
+    while loaded.engine.row_count():
         result = loaded.step()
         assert result.tokens or any(row.computed for row in result.prefill), "nothing pays for it"
         for read in result.prefill:
@@ -211,7 +211,7 @@ def test_a_solo_answer_stays_after_churn_C10(loaded: Loaded) -> None:
     loaded.insert(row)
     tokens: list[int] = []
     for index in range(200):
-        if not loaded.engine.has_rows():
+        if not loaded.engine.row_count():
             break
         tokens += [t.token for t in loaded.step().tokens if t.key == 1 and t.token is not None]
         if index == 6:
@@ -260,7 +260,7 @@ def test_a_full_batch_has_its_slots_free_after_removal_D6_D11(in_chunks: Loaded,
         loaded.step_until_token_of(1)
     for key in [*keys, *keys, RequestKey(99)]:
         loaded.engine.remove(key)
-    assert not loaded.engine.has_rows()
+    assert not loaded.engine.row_count()
     again = loaded.run(*(loaded.row(k, max_tokens=2) for k in (5, 6, 7, 8)))
     assert lengths(again) == dict.fromkeys((5, 6, 7, 8), 2)
     loaded.engine.remove()
@@ -318,7 +318,7 @@ def test_an_answer_does_not_depend_on_when_its_prompt_was_held(in_chunks: Loaded
         loaded.insert(loaded.row(3, LONG))
         tokens: list[int | None] = []
         for index in range(LIMIT):
-            if not loaded.engine.has_rows():
+            if not loaded.engine.row_count():
                 return tokens
             is_held = index % (holds + 1) != 0
             result = loaded.engine.decode() if is_held else loaded.step()

@@ -46,7 +46,7 @@ def nothing_is_left(worker: LoopDriver) -> Iterator[None]:
     yield
     worker.set_budget(NO_LIMIT)
     worker.loop.drain()
-    assert not worker.engine.has_rows()
+    assert not worker.engine.row_count()
     assert worker.engine.bytes_held().kept == 0
     assert not worker.loop.open_keys
 
@@ -197,7 +197,7 @@ def paused(worker: LoopDriver, tokens: int = 4) -> int:
     turn_until(worker, worker.answers[key], tokens)
     assert worker.pause(key, keep=True).deltas[-1].paused is RowState.KEPT
     assert worker.engine.bytes_held().kept > 0
-    assert not worker.engine.has_rows()
+    assert not worker.engine.row_count()
     return key
 
 

@@ -95,7 +95,7 @@ def test_random_parameters_give_the_same_answer_alone_and_together_C8_C10(
         assert got.error is None
         alone = worker.answer(**request)
         assert (alone.tokens, alone.finish) == (got.tokens, got.finish)
-    assert not worker.engine.has_rows()
+    assert not worker.engine.row_count()
 
 
 @pytest.mark.draws

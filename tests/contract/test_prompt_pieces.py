@@ -34,7 +34,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_is_left(worker: LoopDriver) -> Iterator[None]:
     yield
     worker.loop.drain()
-    assert not worker.engine.has_rows()
+    assert not worker.engine.row_count()
     assert worker.engine.bytes_held().kept == 0
 
 

@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import BadModelError, ModelMissingError, Row, RowToken
+from mlxsup.worker.engines.mlx.adapters import read_adapters
 
 from support.model_types.build import make_model
 from support.models.adapters import make_adapter
@@ -125,7 +126,7 @@ def test_an_adapter_reads_prompts_in_each_way(tmp_path: Path) -> None:
             row = make_row(1, PROMPT, adapter="a", top_logprobs=2, prompt_logprobs=1)
             engine.insert(row)
             told, got = [], []
-            while engine.has_rows():
+            while engine.row_count():
                 step = engine.step()
                 got += shown(step.tokens)
                 told += [one for read in step.prefill for one in read.logprobs]
@@ -274,3 +275,17 @@ def test_a_wrong_adapter_is_refused_in_a_sentence_that_names_it(name: str, tmp_p
         pass
     assert str(caught.value).startswith("adapter sql: ")
     assert str(bad) in str(caught.value)
+
+
+def test_a_stabilised_rank_divides_by_its_root(tmp_path: Path) -> None:
+    base = make_tiny_model(tmp_path / "base")
+    folder = make_adapter(tmp_path / "peft", base, seed=3, rank=4, is_peft=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    scales = []
+    for is_stabilised in (False, True):
+        (folder / "adapter_config.json").write_text(
+            json.dumps(config | {"use_rslora": is_stabilised})
+        )
+        [adapter] = read_adapters({"a": str(folder)})
+        scales.append(adapter.scale)
+    assert scales == [config["lora_alpha"] / 4, config["lora_alpha"] / 2]

@@ -69,7 +69,7 @@ def test_nothing_is_left_of_many_cancelled_rows_D9(engine: MlxEngine) -> None:
         for _ in range(numbers.randrange(4)):
             engine.step()
         engine.remove(RequestKey(key))
-    assert not engine.has_rows()
+    assert not engine.row_count()
     check_no_row_is_left(engine)
 
 
@@ -157,7 +157,7 @@ def test_removed_rows_keep_their_prefixes(keeping_engine: MlxEngine) -> None:
     waiting = RequestKey(7)
     keeping_engine.insert(make_row(7, prompt(7) * 10))
     keeping_engine.remove(*map(RequestKey, long), waiting)
-    assert not keeping_engine.has_rows()
+    assert not keeping_engine.row_count()
     cached = {key: keeping_engine.insert(make_row(key, tokens)) for key, tokens in long.items()}
     assert min(cached.values()) >= 48
     assert keeping_engine.insert(make_row(7, prompt(7) * 10)) < 10, "nothing was computed for it"
@@ -208,7 +208,7 @@ def test_rows_of_all_kinds_answer_as_alone_while_others_join_and_leave(
         leaves = rows.pop()
         batched_engine.insert(leaves)
         got: dict[int, list[int]] = {}
-        while rows or batched_engine.has_rows():
+        while rows or batched_engine.row_count():
             if rows:
                 batched_engine.insert(rows.pop())
             elif leaves.key is not None:
@@ -230,7 +230,7 @@ def test_rows_that_have_left_leave_no_table_and_no_sampler(
     def held_after(rows: list[Row]) -> int:
         for row in rows:
             batched_engine.insert(row)
-        while leave == "ended" and batched_engine.has_rows():
+        while leave == "ended" and batched_engine.row_count():
             batched_engine.step()
         for _ in range(8):
             batched_engine.step()

@@ -428,7 +428,7 @@ def test_a_row_alone_that_raises_is_a_bad_model_by_name(
 
 def test_the_probe_leaves_nothing_behind(folder: Path) -> None:
     with loaded_engine(folder, prefix_cache_bytes=1 << 24) as engine:
-        assert not engine.has_rows()
+        assert not engine.row_count()
         assert engine.prefixes is not None
         assert len(engine.prefixes) == 0
         assert (engine.facts.batching, engine.facts.batching_reason) == (TOGETHER, "")
@@ -501,7 +501,7 @@ def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> 
         waiting = list(range(12))
         decoding: set[int] = set()
         got: dict[int, list[int]] = {key: [] for key in waiting}
-        while waiting or engine.has_rows():
+        while waiting or engine.row_count():
             while waiting and engine.row_count() < 6:
                 key = waiting.pop(0)
                 engine.insert(make_row(key, [key + 1, 7, 9], max_tokens=9))

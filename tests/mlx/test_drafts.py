@@ -216,7 +216,7 @@ class Counted:
         self._engine.settle()
 
     def run(self) -> Answers:
-        while self._engine.has_rows():
+        while self._engine.row_count():
             self.step()
         return self.got
 
@@ -1273,7 +1273,7 @@ def test_off_is_the_default(folder: Path) -> None:
         assert engine.facts.draft_tokens == 0
         assert not any("drafts" in warning for warning in engine.facts.warnings)
         engine.insert(make_row(1, [1, 2, 3] * 9, 8))
-        while engine.has_rows():
+        while engine.row_count():
             assert engine.step().guessed is None
 
 

@@ -20,10 +20,12 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.pooling import PoolingBody, unpack_vector
 from mlxsup.protocol.tasks import Task
-from mlxsup.worker.engine import BadModelError, EngineFacts, Row
+from mlxsup.worker.engine import BadLaunchError, BadModelError, EngineFacts, Rank, Row
 from mlxsup.worker.engines.mlx import embedding, encoders
-from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine, pass_memory
+from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, pass_memory
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.estimate import estimate
+from mlxsup.worker.engines.opening import open_engine
 
 from support.model_types.build import make_model
 from support.models.tiny_encoder import make_tiny_encoder, write_modules
@@ -60,7 +62,7 @@ class Loaded:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         spec = make_spec(engine="mlx", path=str(folder), **settings)
-        engine = make_engine(spec, time.perf_counter)
+        engine = open_engine(spec, time.perf_counter)
         assert isinstance(engine, EmbeddingEngine)
         self.engine = engine
         self.facts: EngineFacts = engine.load(lambda phase, at: None)
@@ -83,7 +85,7 @@ class Loaded:
     def run(self) -> dict[int, dict[int, list[float]]]:
         """Step until nothing is left; return the vectors by key and number, each once."""
         found: dict[int, dict[int, list[float]]] = {}
-        while self.engine.has_rows():
+        while self.engine.row_count():
             result = self.engine.step()
             self.sizes.append([token.key for token in result.tokens])
             for token in result.tokens:
@@ -334,7 +336,7 @@ def test_qwen_reranker_is_known_by_its_name_or_its_entry(
     folder = make_model(tmp_path / place, "qwen3")
     if task is Task.RERANK:
         name_tokens(folder, {2040: "yes", 2041: "no"})
-    engine = make_engine(make_spec(engine="mlx", path=str(folder), pooling=pooling), time.monotonic)
+    engine = open_engine(make_spec(engine="mlx", path=str(folder), pooling=pooling), time.monotonic)
     facts = engine.load(lambda phase, at: None)
     assert facts.task is task
     engine.close()
@@ -374,7 +376,7 @@ def test_one_text_waits_for_one_pass_of_another_request(bert: Loaded) -> None:
     assert RequestKey(2) in set.union(*seen)
     assert bert.engine.has_long_prompt()
     bert.engine.remove(RequestKey(1))
-    assert not bert.engine.has_rows()
+    assert not bert.engine.row_count()
 
 
 def test_first_long_text_is_given_more_time_for_each_of_its_tokens(tmp_path: Path) -> None:
@@ -464,6 +466,18 @@ def test_tokens_of_a_text_are_those_that_are_embedded(bert: Loaded) -> None:
         text.encode(RequestBody(prompt_tokens=[64], tokenize={}))
 
 
+def test_a_cut_vector_has_length_1_whatever_the_model_says(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "bert", "bert", mode="mean_tokens")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:2]))  # none normalises
+    loaded = Loaded(folder)
+    whole, cut = (
+        float(np.linalg.norm(loaded.vectors(["tide"], dimensions=size)[0])) for size in (None, 4)
+    )
+    assert abs(whole - 1.0) > 0.1
+    assert cut == pytest.approx(1.0)
+
+
 def test_cut_texts_and_cut_vectors(bert: Loaded) -> None:
     (cut,) = bert.vectors(["tide " * 300], truncate=True)
     (short,) = bert.vectors(["tide"], dimensions=4)
@@ -487,8 +501,24 @@ def test_makers_words_stand_before_a_text(tmp_path: Path) -> None:
 
 def test_pooling_of_an_entry_makes_an_embedding_model(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "qwen3", "qwen3")
-    assert not isinstance(
-        make_engine(make_spec(path=str(folder)), time.perf_counter), EmbeddingEngine
-    )
+    plain = open_engine(make_spec(engine="mlx", path=str(folder)), time.perf_counter)
+    assert isinstance(plain, MlxEngine)
     last, mean = (Loaded(folder, pooling=mode).vectors([SHORT]) for mode in ("last", "mean"))
     assert last != mean
+
+
+@pytest.mark.parametrize(
+    ("pooling", "adapters", "rank", "said"),
+    [
+        ("mean", {"a": "/a"}, None, "adapters need a model that answers with text"),
+        ("mean", {}, Rank(number=0, addresses=("a:1", "b:1")), "hosts need a model that answers"),
+        ("", {"a": "/a"}, Rank(number=0, addresses=("a:1", "b:1")), "adapters must be left out"),
+    ],
+)
+def test_what_a_model_cannot_be_asked_for_is_refused_before_its_load(
+    tmp_path: Path, pooling: str, adapters: dict[str, str], rank: Rank | None, said: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    spec = make_spec(engine="mlx", path=str(tmp_path), pooling=pooling, adapters=adapters)
+    with pytest.raises(BadLaunchError, match=said):
+        open_engine(spec, time.perf_counter, rank=rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -227,3 +228,22 @@ def test_a_model_that_takes_too_much_is_given_up(tmp_path: Path, what: str) -> N
     argv = [sys.executable, "-c", script]
     found = asyncio.run(ask_engine({"m": "k"}, argv=argv, quiet_s=60.0))
     assert words in str(found["m"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to a limit of memory")
+@pytest.mark.parametrize(("kind", "most"), [("RLIMIT_DATA", 2 << 30), ("RLIMIT_CPU", 20)])
+def test_lower_limits_of_the_user_end_nothing(tmp_path: Path, kind: str, most: int) -> None:
+    script = (
+        "import resource\n"
+        f"resource.setrlimit(resource.{kind}, ({most}, {most}))\n"
+        "from mlxsup.worker.engines.mlx import estimate\n"
+        "estimate.main()\n"
+    )
+    question = json.dumps({"number": 1, "path": str(tmp_path / "none"), "key": "k"}) + "\n"
+    said = subprocess.run(
+        [sys.executable, "-c", script, str(os.getpid())],
+        input=question.encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    assert "does not exist" in json.loads(said)["problem"]

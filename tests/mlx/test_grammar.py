@@ -311,7 +311,7 @@ def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
         assert answer.finish is FinishReason.STOP
     assert len({answer.text.count("-") for answer in answers}) > 3
     check_every_resume(worker, answers[0])
-    assert not worker.engine.has_rows()
+    assert not worker.engine.row_count()
 
 
 @pytest.mark.bits
@@ -407,7 +407,7 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     assert broken.error.code == "invalid_request"
     assert broken.error.detail["parameter"] == "response_format"
     assert kept.tokens == alone
-    assert not worker.engine.has_rows()
+    assert not worker.engine.row_count()
 
 
 def test_compiled_grammars_are_kept_and_bounded(

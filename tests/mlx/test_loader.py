@@ -141,7 +141,7 @@ def test_the_warm_up_row_is_removed_even_when_it_fails_B5(
     with pytest.raises(BadModelError, match="cannot run: shapes"):
         engine.load(lambda phase, progress: None)
     assert len(removed) == 1
-    assert not engine.has_rows()
+    assert not engine.row_count()
     engine.close()
 
 

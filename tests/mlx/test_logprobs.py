@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import RowLogprobs
-from mlxsup.worker.engines.mlx import logprobs
+from mlxsup.worker.engines.mlx import batch, logprobs
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
@@ -212,7 +212,8 @@ def test_those_of_a_prompt_are_a_log_softmax_of_its_logits(
     folder = make_model(tmp_path / name, model_type)
     known = None if way is None else known_as(folder, way)
     changes: dict[str, Any] = {"known_batching": known, "prefix_cache_bytes": 2**20}
-    with loaded_engine(folder, **changes) as engine, chunks_of(64):
+    monkeypatch.setattr(batch, "MOST_TOLD", 64)
+    with loaded_engine(folder, **changes) as engine, chunks_of(100):
         width = engine.facts.vocabulary_size
         monkeypatch.setattr(logprobs, "PASS_BYTES", 4 * width * 30)
         prompts = {
@@ -229,8 +230,9 @@ def test_those_of_a_prompt_are_a_log_softmax_of_its_logits(
             told: dict[int, list[RowLogprobs]] = {key: [] for key in prompts}
             for row in rows:
                 assert engine.insert(row) == 0
-            while engine.has_rows():
+            while engine.row_count():
                 for read in engine.step().prefill:
+                    assert len(read.logprobs) <= batch.MOST_TOLD
                     told.get(int(read.key), []).extend(read.logprobs)
                 engine.settle()
             for key, tokens in prompts.items():

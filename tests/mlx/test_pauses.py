@@ -78,7 +78,7 @@ def test_a_prompt_that_is_set_aside_while_it_is_read_continues_there(
     assert engine.insert(row_of()) == done == steps * CHUNK
     assert engine.bytes_held().kept == 0
     got: list[int | None] = []
-    while engine.has_rows():
+    while engine.row_count():
         got += [token.token for token in engine.step().tokens]
     assert got == expected
     check_no_row_is_left(engine)

@@ -83,7 +83,7 @@ def prefilled(engine: MlxEngine, tokens: list[int]) -> tuple[int, int]:
     """Return how many tokens of a prompt came from the cache, and how many were processed."""
     cached = engine.insert(make_row(1, tokens, max_tokens=1))
     seen = [cached]
-    while engine.has_rows():
+    while engine.row_count():
         seen += [progress.done for progress in engine.step().prefill]
     assert seen == sorted(seen)
     return cached, seen[-1] - cached
@@ -164,7 +164,7 @@ def test_answers_stay_the_same_under_sharing_and_churn_C10(
     numbers.shuffle(waiting)
     got: dict[int, list[int]] = {}
     running: set[int] = set()
-    while waiting or engine.has_rows():
+    while waiting or engine.row_count():
         if waiting and len(running) < 6 and waiting[-1] not in running:
             key = waiting.pop()
             engine.insert(rows[key])
@@ -417,12 +417,18 @@ def test_entries_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(cache) == min(seed + 1, 5)
 
 
-def test_the_entry_that_was_used_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("use", ["find", "keep again"])
+def test_the_entry_that_was_used_longest_ago_goes_first(
+    use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mlx_prefix_cache, "MAX_ENTRIES", 3)
     cache, made = PrefixCache(PrefixRoom(max_bytes=2**30)), [numbered(n, 20) for n in range(4)]
     for sequence in made[:3]:
         cache.keep(sequence, filled("KVCache", sequence))
-    cache.find(made[0])
+    if use == "find":
+        cache.find(made[0])
+    else:
+        cache.keep(made[0], filled("KVCache", made[0]))
     cache.keep(made[3], filled("KVCache", made[3]))
     assert [cache.find(sequence).count > 0 for sequence in made] == [True, False, True, True]
 

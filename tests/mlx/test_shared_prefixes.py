@@ -83,7 +83,7 @@ def run(
     computed: Counter[int] = Counter()
     done: Counter[int] = Counter()
     heard_while_waiting: Counter[int] = Counter()
-    while engine.has_rows():
+    while engine.row_count():
         result = engine.step()
         for token in result.tokens:
             if token.token is not None:
@@ -125,7 +125,7 @@ def test_tails_behind_what_is_shared_are_read_in_one_pass(engine: MlxEngine) -> 
     for row in rows_of([900] * 4):
         engine.insert(row)
     passes = []
-    while engine.has_rows():
+    while engine.row_count():
         read = {int(one.key) for one in engine.step().prefill if one.computed > 1}
         passes += [read] if 4 in read else []
         engine.settle()
@@ -150,7 +150,7 @@ def test_no_more_is_lent_than_the_prompt_has(engine: MlxEngine) -> None:
     for row in (first, again):
         assert engine.insert(row) == 0
     lent = []
-    while engine.has_rows():
+    while engine.row_count():
         lent += [read.known for read in engine.step().prefill if read.key == again.key]
         engine.settle()
     assert [known for known in lent if known is not None] == [600]

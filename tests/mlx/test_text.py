@@ -537,18 +537,14 @@ def test_missing_settings_come_from_mlx_lms_module_and_those_of_the_folder_win(
     assert text.stop_tokens == sorted({*plain.stop_tokens, 200001, 200008})
     assert (plain.channel_rules.initial, text.channel_rules.initial) == (None, "header")
     call = '<atem:invoke name="f"><atem:parameter name="x">1</atem:parameter></atem:invoke>'
-    parse = text.channel_rules.parse_tool_call
-    assert parse is not None
-    assert parse(call, {}, False) == [{"name": "f", "arguments": {"x": 1}}]
+    assert text.channel_rules.tool_format.parse(call, {}, False) == [
+        {"name": "f", "arguments": {"x": 1}}
+    ]
     change(folder, "tokenizer_config.json", tool_parser_type="json_tools")
     own = text_of(folder, [7])
     assert 7 in own.stop_tokens
     assert not {200001, 200008}.intersection(own.stop_tokens)
-    parse = own.channel_rules.parse_tool_call
-    assert parse is not None
-    assert parse('{"name": "f", "arguments": {"x": 1}}', {}, False) == [
-        {"name": "f", "arguments": {"x": 1}}
-    ]
+    assert own.channel_rules.tool_format.name == "json_tools"
 
 
 @pytest.mark.parametrize("value", ["</s>", [[1]], [1, None], True, 1.5, {"a": 1}])

@@ -12,12 +12,14 @@ import pytest
 
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching
+from mlxsup.worker.engines.mlx import batch as batch_module
 from mlxsup.worker.engines.mlx import engine as engine_module
 
 pytest.importorskip("mlx_vlm")
 
 from mlxsup.worker.engines.mlx.drafts import Drafts, NgramIndex, Pacer
 from mlxsup.worker.engines.mlx.estimate import estimate
+from mlxsup.worker.engines.mlx.prefill import PassCost
 from mlxsup.worker.engines.mlx.vision import VisionModel
 
 from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture, plain_answer
@@ -215,6 +217,26 @@ def test_the_next_turn_reads_what_follows_alone(driver: LoopDriver, folder: Path
     strange = driver.answer(messages=other, max_tokens=TOKENS, seed=5)
     assert strange.tokens == lone.tokens != first.tokens
     assert strange.deltas[0].cached_tokens < later.deltas[0].cached_tokens - 8
+
+
+@pytest.mark.parametrize("folder", ["qwen3_vl"], indirect=True)
+def test_only_the_same_picture_shares_what_one_prompt_has_read_for_another(folder: Path) -> None:
+    chats = [[SYSTEM, asked("look", picture(1), picture(3)), _said(tail)] for tail in ("a b", "c")]
+    with (
+        mock.patch.object(PassCost, "worthwhile", 0),
+        mock.patch.object(batch_module, "LEAST_SHARED", 16),
+        driven_engine(folder, prefix_cache_bytes=None) as driver,
+    ):
+        asks = [{"messages": chat, "max_tokens": 1} for chat in chats]
+        _, lent = driver.finish(*driver.dispatch_together(*asks))
+        assert lent.acceptance is not None
+        ids = unpack_tokens(lent.acceptance.prompt_tokens)
+        again = driver.answer(messages=chats[1], max_tokens=1)
+        raw = driver.answer(prompt_tokens=ids, max_tokens=TOKENS)
+    assert lent.deltas[0].cached_tokens > len(ids) // 2, "the first one has read it"
+    assert again.deltas[0].cached_tokens == len(ids) - 1
+    with driven_engine(folder) as fresh:
+        assert raw.tokens == fresh.answer(prompt_tokens=ids, max_tokens=TOKENS).tokens
 
 
 @ONE_OF_EACH_KIND

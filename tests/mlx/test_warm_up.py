@@ -226,7 +226,7 @@ def test_a_step_of_a_new_shape_has_a_longer_limit_with_cuda(tiny: Path, lives: L
         for key in keys:
             engine.insert(make_row(key, list(range(300)), max_tokens=3))
         predicted_s = []
-        while engine.has_rows():
+        while engine.row_count():
             predicted_s.append(engine.predict_step_s())
             engine.step()
         return predicted_s
@@ -268,7 +268,7 @@ def test_passes_are_padded_and_idle_time_runs_the_shapes_that_the_load_has_not(
     assert (1, 32) not in ran, "nor those of the load"
     assert {rows for rows, _ in ran} <= {1, 2}
     assert all(padded_tokens(size) == size and rows * size <= MOST_TOKENS for rows, size in ran)
-    assert not engine.has_rows()
+    assert not engine.row_count()
     engine.close()
 
 

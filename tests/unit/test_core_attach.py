@@ -40,6 +40,7 @@ def behind() -> tuple[Driver, RequestKey, Render]:
     driver.token(key)
     asked = attach(driver)
     assert asked is not None
+    assert asked.before == pack_tokens([3]), "the last one of the prompt"
     return driver, key, asked
 
 

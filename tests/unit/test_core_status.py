@@ -132,7 +132,7 @@ def test_status_of_a_ready_model(snapshot: SnapshotAssertion) -> None:
     driver.worker(
         Heartbeat(
             step=0, phase=WorkerPhase.PREFILL, phase_s=0.5, requests=2, active_bytes=10,
-            cache_bytes=20, peak_bytes=30, prefill_chunk=64, interleaved_s=8.0,
+            cache_bytes=20, peak_bytes=30, interleaved_s=8.0,
             interleaved_decode_s=5.0, shapes_seen=3, shapes_s=0.5,
         )
     )  # fmt: skip

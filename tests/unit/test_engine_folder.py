@@ -435,3 +435,10 @@ def test_sizes_that_cost_nothing_are_left_to_the_loader(
 ) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
     assert check(folder).config["model_type"] == "llama"
+
+
+def test_as_many_experts_as_the_weight_files_number_are_no_nonsense(folder: Path) -> None:
+    names = ["model.layers.0.w", "model.layers.0.mlp.experts.4999.w"]
+    (folder / "model.safetensors").write_bytes(arrays(*names))
+    (folder / "config.json").write_text('{"model_type": "llama", "num_experts": 5000}')
+    assert check(folder).config["num_experts"] == 5000

@@ -375,6 +375,21 @@ def test_a_surprise_is_not_paid_back_for_ever_and_prompts_alone_owe_nothing() ->
     turns.take(reads_of(turns.plan(decode_rows=1), done), decode_rows=1, took_s=0.1)
     assert not turns.plan(decode_rows=1)
     assert turns.plan(decode_rows=0)
+    turns.take([], decode_rows=0, took_s=0.0)
+    assert turns.plan(decode_rows=1), "rows that have left leave no debt to others"
+
+
+def test_a_prompt_that_waited_for_another_one_has_been_passed_over_by_none() -> None:
+    turns = together()
+    done: dict[int, int] = {}
+    turns.add(0, total=10_000, known=0)
+    turns.add(1, total=9_000, known=0)
+    turns.follow(1)
+    for _ in range(4):
+        turns.take(reads_of(turns.plan(decode_rows=0), done), decode_rows=0, took_s=0.1)
+    turns.lead(1, 100)
+    turns.add(2, total=10, known=0)
+    assert 1 not in turns.plan(decode_rows=0), "the shortest is first"
 
 
 def test_together_a_prompt_that_ends_with_its_chunk_is_read_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mlxsup.worker.engines.mlx import checkpoints
-from mlxsup.worker.engines.mlx.checkpoints import find_checkpoints, plan_checkpoints
+from mlxsup.worker.engines.mlx.checkpoints import (
+    BEGINNINGS,
+    find_checkpoints,
+    plan_checkpoints,
+)
 from mlxsup.worker.engines.mlx.prefix_index import Node, PrefixIndex, as_tokens, shared_length
 
 Messages = list[dict[str, Any]]
@@ -71,6 +76,21 @@ def test_a_chat_shares_its_system_prompt_and_what_its_next_turn_shows() -> None:
     assert turn == render(CHAT).removesuffix("<think>")
 
 
+@pytest.mark.parametrize("spaces", ["", " ", "\n\n"])
+def test_white_space_that_joins_the_token_before_it_is_not_shared(
+    spaces: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = render
+
+    def shouted(messages: Messages) -> str:
+        return plain(messages).replace("<|user|>", "<|user|>!")
+
+    monkeypatch.setattr(sys.modules[__name__], "PIECE", r"<[^>]*>|[a-z]+|!\s*|.|\n")
+    monkeypatch.setattr(sys.modules[__name__], "render", shouted)
+    chat = [CHAT[0], said("user", f"{spaces}hello")]
+    assert found(chat)[0] == "<|system|>be good\n<|user|>"
+
+
 def test_reasoning_that_is_stripped_later_is_not_shared() -> None:
     chain = [*CHAT, said("assistant", "<think>call</think>tool"), said("assistant", "more")]
     assert found(chain)[-1] == render(CHAT).removesuffix("<think>")
@@ -96,7 +116,7 @@ def test_the_template_is_asked_about_these_chats(role: str) -> None:
         return render(messages)
 
     found(chat, render=recorded)
-    trials = [[chat[0], said("user", "a")], [chat[0], said("user", "b")]]
+    trials = [[chat[0], said("user", text)] for text in BEGINNINGS]
     assert asked == [*trials, [*chat, said("assistant", "x"), said("user", "y")]]
     asked.clear()
     begun = [*chat, said("assistant", "I")]

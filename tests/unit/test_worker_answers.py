@@ -39,6 +39,7 @@ from mlxsup.worker.text.channels import HEADER, NORMAL, REASONING, TOOL, Channel
 from mlxsup.worker.text.detokenizer import ByteDetokenizer
 from mlxsup.worker.text.grammar import Grammar, StrictSchemas
 from mlxsup.worker.text.tool_calls import ToolCallReader
+from mlxsup.worker.text.tool_formats import ToolFormat
 
 from support.worker.loop_driver import LoopDriver, check_every_resume, check_resumes
 from support.worker.turn_bench import make_spec
@@ -55,7 +56,9 @@ RULES = ChannelRules(
         REASONING: [("</r>", NORMAL)],
         TOOL: [("</t>", NORMAL)],
     },
-    parse_tool_call=lambda text, tools, is_lenient: [{"name": text, "arguments": {}}],
+    tool_format=ToolFormat(
+        name="t", parse=lambda text, tools, is_lenient: [{"name": text, "arguments": {}}]
+    ),
 )
 
 
@@ -374,7 +377,8 @@ def test_logprobs_come_with_their_token_and_the_texts() -> None:
 def test_a_call_whose_format_does_not_show_its_end_is_text_in_a_cut_answer(
     finish: FinishReason, expected: FinishReason
 ) -> None:
-    row = running(rules=replace(RULES, shows_its_end=False))
+    tags = replace(RULES.tool_format, shows_its_end=False)
+    row = running(rules=replace(RULES, tool_format=tags))
     assert texts(say(row, "<t>time</t>")) == [""] * 11
     [deltas] = say(row, "", finish)
     assert deltas[-1].finish is expected
@@ -403,6 +407,14 @@ def test_a_stop_string_ends_an_answer_and_what_it_held_back_is_shown_at_another_
     assert texts(deltas) == shown
     assert (deltas[-1][-1].finish, deltas[-1][-1].stop) == end
     assert not any(delta.stop for some in deltas[:-1] for delta in some)
+
+
+def test_the_token_that_ended_an_answer_is_named_with_its_end() -> None:
+    row = running(warnings=["mind", "this"])
+    row.stop_token_ids = (9,)
+    for ended_by, named in ((9, 9), (8, None)):
+        deltas = row.advance(RowToken(key=KEY, token=None, finish=STOP, ended_by=ended_by), 102.5)
+        assert [(one.finish, one.stop_token) for one in deltas][-1] == (STOP, named)
 
 
 @pytest.mark.parametrize(
@@ -471,7 +483,7 @@ ASKED = [{"role": "user", "content": f"[[say {SAID}]]"}]
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[LoopDriver]:
-    """The fake engine says what the prompt asks for; tests/mlx/test_channels.py has real tokens."""
+    """The fake engine says what the prompt asks for; tests/mlx has real tokens."""
     engine = FakeEngine(make_spec())
     driver = LoopDriver(engine, engine.load(lambda phase, at: None))
     yield driver
@@ -528,7 +540,9 @@ WORDS = [
 KINDS = {
     "markers": RULES,
     "reasoning first": replace(RULES, initial=REASONING),
-    "calls without markers": replace(RULES, has_bare_calls=True),
+    "calls without markers": replace(
+        RULES, tool_format=replace(RULES.tool_format, has_bare_calls=True)
+    ),
     "headers": ChannelRules(
         transitions={NORMAL: [("<h>", HEADER)], REASONING: [("<h>", HEADER)]},
         header=Header(

@@ -23,7 +23,7 @@ from mlxsup.worker.text.channels import (
 )
 from mlxsup.worker.text.harmony import CHANNELS, harmony_rules, opening_of, read_header
 from mlxsup.worker.text.tool_calls import ToolCallReader
-from mlxsup.worker.text.tool_formats import parse_json_calls
+from mlxsup.worker.text.tool_formats import ToolFormat, parse_json_calls
 
 from support.worker.tool_values import cut_up
 
@@ -32,16 +32,16 @@ HARMONY = harmony_rules()
 Shown = list[tuple[str, str]]
 
 
-def rules(**changes: Any) -> ChannelRules:
+def rules(of_calls: dict[str, Any] | None = None, **changes: Any) -> ChannelRules:
     values: dict[str, Any] = {
         "transitions": {
             NORMAL: [("<think>", REASONING), ("<tool_call>", TOOL)],
             REASONING: [("</think>", NORMAL), ("<tool_call>", TOOL)],
             TOOL: [("</tool_call>", NORMAL)],
         },
-        "parse_tool_call": parse_json_calls,
     }
-    return ChannelRules(**(values | changes))
+    tool_format = ToolFormat(name="json", parse=parse_json_calls, **(of_calls or {}))
+    return ChannelRules(tool_format=tool_format, **(values | changes))
 
 
 def parse(
@@ -94,7 +94,7 @@ def test_a_call_without_its_end_is_read_at_the_end_if_its_format_shows_whether_i
     assert (call_of(call)["name"], warnings) == ("weather", [])
     half = "<tool_call>" + CALL[:20]
     assert parse(half) == ([("content", half)], [UNREADABLE_CALL])
-    model = rules(shows_its_end=False)
+    model = rules({"shows_its_end": False})
     [call], _ = parse("<tool_call>" + CALL + "</tool_call>", model=model)
     assert call_of(call)["name"] == "weather"
     text = "<tool_call>" + CALL
@@ -126,7 +126,7 @@ def test_the_cut_makes_no_difference(parts: list[str], sizes: list[int]) -> None
 
 
 def test_text_that_might_have_become_a_call_is_shown_before_the_next_part() -> None:
-    got = parse('{"name"<think>hm', model=rules(has_bare_calls=True))
+    got = parse('{"name"<think>hm', model=rules({"has_bare_calls": True}))
     assert got == ([("content", '{"name"'), ("reasoning", "hm")], [])
 
 

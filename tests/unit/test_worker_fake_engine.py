@@ -64,7 +64,7 @@ def test_a_row_set_aside_is_not_read_again() -> None:
     engine.remove(row.key)
     assert engine.insert(row) == 4
     assert [engine.step().prefill[0].computed for _ in range(2)] == [4, 2]
-    assert not engine.has_rows()
+    assert not engine.row_count()
 
 
 def test_rows_whose_prompts_are_known_join_those_that_decode_in_one_step() -> None:

@@ -17,7 +17,7 @@ from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import plan_row, running_row
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from mlxsup.worker.text.grammar import call_form, closed
-from mlxsup.worker.text.tool_formats import parse_json_calls
+from mlxsup.worker.text.tool_formats import ToolFormat, parse_json_calls
 
 FACTS = EngineFacts(context_length=1000, vocabulary_size=300, fingerprint="f", backend="fake")
 KEY = RequestKey(1)
@@ -27,7 +27,7 @@ RULES = ChannelRules(
         REASONING: [("</think>", NORMAL)],
         TOOL: [("</call>", NORMAL)],
     },
-    parse_tool_call=parse_json_calls,
+    tool_format=ToolFormat(name="json", parse=parse_json_calls),
 )
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 

@@ -24,7 +24,7 @@ from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.tasks import Task
 from mlxsup.worker.engine import Row, RowToken
 from mlxsup.worker.engines.mlx.embedding import _Texts, plan_pass
-from mlxsup.worker.pooling import PoolingRow
+from mlxsup.worker.pooling_rows import PoolingRow
 
 KEY = RequestKey(1)
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}

@@ -446,7 +446,7 @@ def test_an_owned_engine_refuses_every_thread_but_its_owner_A1(
         thread = threading.Thread(target=call_each)
         thread.start()
         thread.join()
-        assert not engine.has_rows()
+        assert not engine.row_count()
 
     run_loop(monkeypatch, run)
     assert supervisor.life().run() == ExitCode.ASKED

@@ -26,7 +26,7 @@ from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel
 from mlxsup.protocol.worker_messages import Acceptance, Rejected, Render, Rendered, Resume
 from mlxsup.worker.engine import Prompt, StepResult
-from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
+from mlxsup.worker.engines.fake.text import TOKEN_BYTES, FakeTextCodec, encode_text
 from mlxsup.worker.rendering import TOKENS_PER_TURN, Rendering
 from mlxsup.worker.text.chat_messages import (
     plain_messages,
@@ -815,6 +815,20 @@ def test_rendering_holds_back_like_the_stream(text: str, seen: str) -> None:
     work.begin(asked(text, stop=["END"]))
     work.advance()
     assert shown(sent[0]) == [(Channel.CONTENT, seen)], "there is always a piece, for the tokens"
+
+
+@pytest.mark.parametrize(("echo", "seen"), [(True, " there"), (False, "there")])
+def test_an_answer_behind_a_prompt_that_was_shown_keeps_its_first_space(
+    echo: bool, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def detokenizer(self: FakeTextCodec) -> ByteDetokenizer:
+        return ByteDetokenizer(TOKEN_BYTES, strips_first_space=True)
+
+    monkeypatch.setattr(FakeTextCodec, "detokenizer", detokenizer)
+    work, sent = rendering()
+    work.begin(replace(asked(" there", echo=echo), before=pack_tokens(encode_text("i"))))
+    work.advance()
+    assert shown(sent[0]) == [(Channel.CONTENT, seen)]
 
 
 def test_a_long_answer_takes_several_turns_and_later_ones_wait() -> None:

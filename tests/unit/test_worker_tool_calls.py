@@ -34,6 +34,7 @@ from mlxsup.worker.text.tool_formats import (
     MISTRAL,
     OLMO,
     PHI,
+    UNKNOWN,
     ToolFormat,
     format_of_mlx_lm,
     own_format,
@@ -130,21 +131,15 @@ def in_gemma(quote: str) -> Callable[..., str]:
     return written
 
 
-def of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat:
-    form = format_of_mlx_lm(kind, begin, end)
-    assert form is not None
-    return form
-
-
 FORMATS: list[tuple[ToolFormat, Callable[..., str]]] = [
-    (of_mlx_lm("json_tools", "<tool_call>", "</tool_call>"), in_json),
-    (of_mlx_lm("qwen3_coder", "<tool_call>", "</tool_call>"), in_qwen),
+    (format_of_mlx_lm("json_tools", "<tool_call>", "</tool_call>"), in_json),
+    (format_of_mlx_lm("qwen3_coder", "<tool_call>", "</tool_call>"), in_qwen),
     (
-        of_mlx_lm("glm47", "<tool_call>", "</tool_call>"),
+        format_of_mlx_lm("glm47", "<tool_call>", "</tool_call>"),
         in_tags("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
     ),
     (
-        of_mlx_lm("longcat", "<longcat_tool_call>", "</longcat_tool_call>"),
+        format_of_mlx_lm("longcat", "<longcat_tool_call>", "</longcat_tool_call>"),
         in_tags(
             "{}\n",
             "<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>",
@@ -153,31 +148,31 @@ FORMATS: list[tuple[ToolFormat, Callable[..., str]]] = [
         ),
     ),
     (
-        of_mlx_lm("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>"),
+        format_of_mlx_lm("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>"),
         in_tags(
             '\n<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>\n"
         ),
     ),
-    (of_mlx_lm("minicpm5", "<function name=", "</function>"), in_cdata),
+    (format_of_mlx_lm("minicpm5", "<function name=", "</function>"), in_cdata),
     (
-        of_mlx_lm("muse_spark", "<atem:function_calls>", "</atem:function_calls>"),
+        format_of_mlx_lm("muse_spark", "<atem:function_calls>", "</atem:function_calls>"),
         in_tags(
             '<atem:invoke name="{}">', '<atem:parameter name="{}">', "</atem:parameter>",
             "</atem:invoke>",
         ),
     ),
-    (of_mlx_lm("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"), in_kimi_k3),
-    (of_mlx_lm("gemma4", "<|tool_call>", "<tool_call|>"), in_gemma('<|"|>')),
+    (format_of_mlx_lm("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"), in_kimi_k3),
+    (format_of_mlx_lm("gemma4", "<|tool_call>", "<tool_call|>"), in_gemma('<|"|>')),
     (
-        of_mlx_lm("function_gemma", "<start_function_call>", "<end_function_call>"),
+        format_of_mlx_lm("function_gemma", "<start_function_call>", "<end_function_call>"),
         in_gemma("<escape>"),
     ),
     (
-        of_mlx_lm("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"),
+        format_of_mlx_lm("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"),
         lambda name, arguments: f"[{in_python(name, arguments)}]",
     ),
     (
-        of_mlx_lm("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        format_of_mlx_lm("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         lambda name, arguments: f"<|tool_call_begin|>functions.{name}:0"
         f"<|tool_call_argument_begin|>{spelled(arguments)}<|tool_call_end|>",
     ),
@@ -238,15 +233,7 @@ def rules_of(form: ToolFormat) -> ChannelRules:
         REASONING: [("</think>", NORMAL), *((begin, TOOL) for begin in form.begins)],
         TOOL: [(end, NORMAL) for end in form.ends],
     }
-    return ChannelRules(
-        transitions=transitions,
-        parse_tool_call=form.parse,
-        call_starts=form.starts,
-        call_ids=form.call_ids,
-        has_bare_calls=form.has_bare_calls,
-        shows_its_end=form.shows_its_end,
-        unmarked=form.unmarked,
-    )
+    return ChannelRules(transitions=transitions, tool_format=form)
 
 
 Seen = tuple[list[tuple[str, Any]], str, str, list[str]]
@@ -438,6 +425,10 @@ IN_K2 = {form.name: written for form, written in FORMATS}["kimi_k2"]("f", A)
         (GEMMA, "call:f{path:/a*.js,content:'x'}", [{"path": "/a*.js", "content": "x"}]),
         (GEMMA, 'call:f{content:{-A:[1,true,null,{}],b:<|"|>x<|"|>}}',
          [{"content": {"-A": [1, True, None, {}], "b": "x"}}]),
+        (GEMMA, r'call:f{path:"C:\\dir",content:["a\n\"b\", c",{"\"k":1}]}',
+         [{"path": "C:\\dir", "content": ['a\n"b", c', {'"k': 1}]}]),
+        (GEMMA, r'call:f{path:"C:\dir", content:"a "b" c"}',
+         [{"path": r"C:\dir", "content": 'a "b" c'}]),
         (GEMMA, "call:f{path:}", []),
         (GEMMA, "call:f{path:1", []),
         (GEMMA, "call:f{path:1} more", []),
@@ -581,6 +572,9 @@ def test_the_thought_before_a_format_has_no_calls(form: AnswerForm) -> None:
         {"rows": [{"a": "x", "b": 2}, {"a": "y"}], "flag": True},
         {"content": "]<]minimax[>[<item>1]<]minimax[>[</item>"},
         {"deep": {"a": {"b": {"c": 1.5}}, "d": "e f"}},
+        {"deep": {"a": {"b": {"a": 1}, "deep": 2}}},
+        {"rows": [[1, 2], [{"rows": ["x", ["y"]]}]]},
+        {"rows": []},
     ],
 )
 def test_nested_tags_are_maps_and_lists(arguments: Arguments) -> None:
@@ -630,7 +624,7 @@ def test_what_is_read_in_vain_stays_in_proportion(
     start = form.starts[:1]
     unit = form.begins[0] + start + "x" + form.ends[0]
     text = form.begins[0] + start + "x" * 4_000 + unit * (4_000 // len(unit))
-    rules = replace(rules_of(form), parse_tool_call=counted)
+    rules = rules_of(replace(form, parse=counted))
     calls, content, reasoning, warnings = read(rules, before + text, step=200)
     assert (calls, content + reasoning) == ([], text)
     assert read_so_far <= 2 * (channels.MOST_IN_VAIN + 5 * len(text))
@@ -696,7 +690,7 @@ def test_a_text_becomes_a_value_of_the_type_that_its_schema_allows(
 
 
 def test_calls_of_a_format_that_is_new_in_mlx_lm_are_not_read() -> None:
-    assert format_of_mlx_lm("new", "<t>", "</t>") is None
+    assert format_of_mlx_lm("new", "<t>", "</t>") is UNKNOWN
 
 
 @EVERY_FORMAT
@@ -713,12 +707,12 @@ def test_nonsense_of_any_length_is_text_soon(form: ToolFormat, written: object) 
 @pytest.mark.parametrize(
     ("vocabulary", "template", "name"),
     [
-        (["<|python_tag|>"], "", None),
-        ([], "tool_calls", None),
-        ([], "Action:", None),
-        ([], "```json", None),
+        (["<|python_tag|>"], "", "unknown"),
+        ([], "tool_calls", "unknown"),
+        ([], "Action:", "unknown"),
+        ([], "```json", "unknown"),
         (["<|/tool_call|>"], "", "phi"),
-        (["<function_calls>"], "", None),
+        (["<function_calls>"], "", "unknown"),
         (["<|START_ACTION|>", "<|tool_call|>"], "Action: ```json", "command-a"),
         (["<｜tool▁calls▁begin｜>", "<|START_ACTION|>"], "<function_calls>", "deepseek"),
         (["<｜tool▁calls▁begin｜>", "｜DSML｜"], "", "dsml"),
@@ -731,10 +725,9 @@ def test_nonsense_of_any_length_is_text_soon(form: ToolFormat, written: object) 
     ],
 )
 def test_of_several_signs_the_surest_decides(
-    vocabulary: list[str], template: str, name: str | None
+    vocabulary: list[str], template: str, name: str
 ) -> None:
-    found = own_format(vocabulary, template)
-    assert (found.name if found else None) == name
+    assert own_format(vocabulary, template).name == name
 
 
 def test_ids_are_the_same_for_the_same_key_and_number() -> None:
@@ -815,7 +808,6 @@ def test_a_bad_call_counts_nothing(calls: Any) -> None:
     reader = ToolCallReader(named("f"), 7)
     assert lines_read(reader, calls) is None
     assert reader.count == 0
-    assert reader.read("text", None) is None
     assert lines_read(ToolCallReader(None, 7), [F]) is None
 
 
@@ -883,8 +875,8 @@ def test_an_answer_of_a_form_is_a_bare_call_or_none(
     assert bool(early) is ("{" in text[1:] and not is_call), "text that can be no call waits"
 
 
-def ids_in(text: str) -> list[str]:
-    pieces = pieces_of(rules_of(MISTRAL), ["[TOOL_CALLS]" + text])
+def ids_in(text: str, form: ToolFormat = MISTRAL) -> list[str]:
+    pieces = pieces_of(rules_of(form), [said(form, text)])
     lines = "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).split("\n")[:-1]
     return [json.loads(line)["id"] for line in lines]
 
@@ -897,6 +889,7 @@ def test_ids_fit_the_family_are_the_same_again_and_the_models_own_is_kept_once()
     assert own[0] == "Ab3dE6gH9"
     assert (len(set(found)), len(set(own))) == (2, 3)
     assert all(CallIds.NINE.fits(one) for one in [*found, *own])
+    assert ids_in(IN_K2 * 2, KIMI) == ["functions.f:0", "functions.f:1"]
 
 
 # ---------------------------------------------------------------- whatever a value is

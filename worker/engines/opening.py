@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.pooling import Pooling, find_pooling
+from mlxsup.protocol.regular_file import MIB, read_regular
 
-from ..engine import Engine, ModelFiles, NoDeviceError, Rank
+from ..engine import BadLaunchError, Engine, ModelFiles, NoDeviceError, Rank
 from .fake.engine import FakeEngine, Reach, identify_fake
 
 SHOWN_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -32,18 +35,36 @@ def open_engine(
 
     Raises:
         NoDeviceError: MLX cannot be imported.
-        BadLaunchError: the model is not one that ranks can share.
+        BadLaunchError: the model is not one that ranks can share, or that has adapters.
     """
     if spec.engine == "fake":
         return FakeEngine(spec, reach, rank)
     if rank is not None:
         spec, clock = _alike(spec), lambda: 0.0
+    pooling = _find_pooling(spec)
+    for name, is_asked in (("adapters", bool(spec.adapters)), ("hosts", rank is not None)):
+        if pooling is not None and is_asked:
+            raise BadLaunchError(f"{name} need a model that answers with text, not with vectors")
+    if rank is not None and spec.adapters:
+        raise BadLaunchError("adapters must be left out of a model with hosts")
     try:
-        from .mlx.embedding import make_engine
-
-        return make_engine(spec, clock, rank)
+        from .mlx.embedding import EmbeddingEngine
+        from .mlx.engine import MlxEngine
     except ImportError as error:
         raise NoDeviceError(f"MLX cannot be imported: {error}") from error
+    if pooling is not None:
+        return EmbeddingEngine(spec, pooling)
+    return MlxEngine(spec, clock, rank)
+
+
+def _find_pooling(spec: LaunchSpec) -> Pooling | None:
+    """Return how the model pools, as its folder says; None if it answers with text."""
+    folder = Path(spec.path)
+    try:
+        config = json.loads(read_regular(folder / "config.json", 16 * MIB))
+        return find_pooling(folder, config, spec.pooling) if isinstance(config, dict) else None
+    except (OSError, ValueError, RecursionError):
+        return None  # the load says what is wrong with the folder
 
 
 def identify(spec: LaunchSpec) -> ModelFiles:

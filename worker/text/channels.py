@@ -13,10 +13,9 @@ from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 
 from .bare_calls import BareCallWatch
-from .call_grammars import CallForm, TagForm
 from .stops import find_first, undecided
-from .tool_calls import CallIds, ToolCallParser, ToolCallReader
-from .tool_formats import parse_json_calls
+from .tool_calls import ToolCallReader
+from .tool_formats import UNKNOWN, ToolFormat, parse_json_calls
 
 NORMAL = "normal"
 REASONING = "reasoning"
@@ -56,28 +55,13 @@ class ChannelRules:
             `normal`, `reasoning` and `tool` are shown, the text of any other state is not.
         initial: the state before the opening if it is not `normal`.
         header: how to read the text of the state `header`; None: markers alone end that state.
-        parse_tool_call: makes a call of the text between the markers; may raise anything. For a
-            call that a header announces, it gets the header, too.
-        call_starts: characters with which a call may begin behind its marker; empty: with any.
-        call_ids: what the ids of calls look like.
-        has_bare_calls: whether text without markers is a call if it names a tool.
-        shows_its_end: whether a whole call can be told from the beginning of a longer one. If not,
-            a marker that ends a call may be part of a value, until another call or the end of the
-            answer follows.
-        call_forms: see `ToolFormat.forms`.
-        unmarked: see `ToolFormat.unmarked`.
+        tool_format: how it writes calls; of their markers those of `transitions` count.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     initial: str | None = None
     header: Header | None = None
-    parse_tool_call: ToolCallParser | None = None
-    call_starts: str = ""
-    call_ids: CallIds = CallIds.OURS
-    has_bare_calls: bool = False
-    shows_its_end: bool = True
-    call_forms: tuple[CallForm | TagForm, ...] = ()
-    unmarked: str = ""
+    tool_format: ToolFormat = UNKNOWN
 
     @property
     def call_marks(self) -> list[str]:
@@ -202,6 +186,7 @@ class ChannelParser:
         form: AnswerForm = AnswerForm.TEXT,
     ) -> None:
         self._rules = rules
+        self._tool_format = rules.tool_format
         self._calls = calls
         self._form = form
         has_calls = bool(calls.names) and form not in (AnswerForm.JSON, AnswerForm.CALL)
@@ -213,8 +198,8 @@ class ChannelParser:
             if (targets := {text: to for text, to in edges if has_calls or to != TOOL})
         }
         self._unmarked: frozenset[str] = frozenset()
-        if rules.unmarked and has_calls:
-            self._unmarked = frozenset(rules.unmarked.format(name) for name in calls.names)
+        if (unmarked := rules.tool_format.unmarked) and has_calls:
+            self._unmarked = frozenset(unmarked.format(name) for name in calls.names)
             targets = dict(rules.transitions.get(NORMAL, ())) | dict.fromkeys(self._unmarked, TOOL)
             self._edges[NORMAL] = (list(targets), targets, {marker[0] for marker in targets})
         if rules.header is not None:
@@ -239,7 +224,7 @@ class ChannelParser:
                 self._may_begin_call = True  # but at its beginning
                 beginnings = {mark[0] for mark in marks}
                 self._edges[NORMAL] = (marks, dict.fromkeys(marks, TOOL), beginnings)
-        if (rules.has_bare_calls and calls.names) or form is AnswerForm.CALL:
+        if (rules.tool_format.has_bare_calls and calls.names) or form is AnswerForm.CALL:
             self._bare = BareCallWatch(calls.names, is_call=form is AnswerForm.CALL)
 
     @property
@@ -401,12 +386,12 @@ class ChannelParser:
 
     def _read_call(self, call: _OpenCall, pending: str) -> tuple[str, list[Piece]]:
         """Read on to what may end the call: what is left to read, and what is shown."""
-        if not call.length and not call.head and self._rules.call_starts:
+        if not call.length and not call.head and self._tool_format.starts:
             first = pending.lstrip()[:1]
             if not first and len(pending) <= MOST_BLANKS:
                 self._held = pending
                 return "", []
-            if first not in self._rules.call_starts:
+            if first not in self._tool_format.starts:
                 left, pieces = self._give_up(call, is_cut=True)
                 return left + pending, pieces
         found = find_first(pending, call.markers)
@@ -421,7 +406,7 @@ class ChannelParser:
         ends = self._edges[TOOL][1] if TOOL in self._edges else {}
         if marker in ends:
             call.add_end(marker, ends[marker])
-            is_over = self._rules.shows_its_end and call.origin != REASONING
+            is_over = self._tool_format.shows_its_end and call.origin != REASONING
             if is_over and len(call.ends) <= MOST_ENDS:
                 lines = self._read(call, -1, is_lenient=False)
                 if lines is not None:
@@ -430,7 +415,7 @@ class ChannelParser:
         outer = self._edges[call.origin][1]
         if call.is_at_its_end:
             # A value between tags may hold whole calls: a mistake in it is judged at the end.
-            may_be_lenient = self._rules.shows_its_end or outer[marker] != TOOL
+            may_be_lenient = self._tool_format.shows_its_end or outer[marker] != TOOL
             for is_lenient in (False, True)[: 1 + may_be_lenient]:
                 if (lines := self._read(call, -1, is_lenient=is_lenient)) is None:
                     continue
@@ -451,12 +436,12 @@ class ChannelParser:
         numbers = range(len(call.ends) - 1, -1, -1)[:MOST_ENDS]
         if call.origin == REASONING:
             numbers = numbers[: call.is_at_its_end]
-        if is_cut and not self._rules.shows_its_end:
+        if is_cut and not self._tool_format.shows_its_end:
             numbers = numbers[:0]  # what looks like its end may be in the middle of a value
         for is_lenient in (False, True):
             # A call that began without a marker may lack the one at its end, too.
             ends_itself = not (call.marker or is_cut or is_lenient)
-            if self._rules.shows_its_end or TOOL not in self._edges or ends_itself:
+            if self._tool_format.shows_its_end or TOOL not in self._edges or ends_itself:
                 lines = self._read(call, None, is_lenient=is_lenient, is_over=True)
                 if lines is not None:
                     return "", self._end_call(call, lines, NORMAL, "")
@@ -489,8 +474,8 @@ class ChannelParser:
             return None
         lines = self._calls.read(
             call.head + call.text[:length],
-            self._rules.parse_tool_call,
-            self._rules.call_ids,
+            self._tool_format.parse,
+            self._tool_format.call_ids,
             is_lenient=is_lenient,
         )
         if lines is None:
@@ -577,8 +562,9 @@ class ChannelParser:
             return []
         if is_text or not bare.is_call_like:
             return [Piece(channel=Channel.CONTENT, text=bare.text)]
-        parse = parse_json_calls if self._form is AnswerForm.CALL else self._rules.parse_tool_call
-        lines = self._calls.read(bare.text, parse, self._rules.call_ids)
+        is_call = self._form is AnswerForm.CALL
+        parse = parse_json_calls if is_call else self._tool_format.parse
+        lines = self._calls.read(bare.text, parse, self._tool_format.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
         if self._form in (AnswerForm.REGEX, AnswerForm.JSON):  # it is what was asked for

@@ -19,7 +19,7 @@ from typing import Any
 from .call_grammars import CallForm
 from .channels import HEADER, NORMAL, REASONING, TOOL, ChannelRules, Header
 from .tool_calls import Tools
-from .tool_formats import json_values
+from .tool_formats import ToolFormat, json_values
 
 BEGINS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>")
 """After each of these, wherever it occurs, comes a header, or nothing."""
@@ -49,8 +49,11 @@ def harmony_rules() -> ChannelRules:
     return ChannelRules(
         transitions=transitions | {TOOL: [(marker, HEADER) for marker in BEGINS]},
         header=Header(end="<|message|>", read=read_header, called=called_in, never_shown=INSIDE),
-        parse_tool_call=parse_call,
-        call_forms=(CallForm(begin=("",), one=("$plain\n$arguments",)),),
+        tool_format=ToolFormat(
+            name="harmony",
+            parse=parse_call,
+            forms=(CallForm(begin=("",), one=("$plain\n$arguments",)),),
+        ),
     )
 
 

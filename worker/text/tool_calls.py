@@ -80,7 +80,7 @@ class ToolCallReader:
     def read(
         self,
         text: str,
-        parse: ToolCallParser | None,
+        parse: ToolCallParser,
         ids: CallIds = CallIds.OURS,
         *,
         is_lenient: bool = False,
@@ -94,7 +94,7 @@ class ToolCallReader:
             ids: the form of the ids.
             is_lenient: whether to read what the model has written almost rightly.
         """
-        if parse is None or not self.names:
+        if not self.names:
             return None
         lines: list[str] = []
         made: list[str] = []

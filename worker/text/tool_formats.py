@@ -33,19 +33,21 @@ class ToolFormat:
         name: the format's name, for docs and tests.
         begins: each of these markers begins a call.
         ends: each of these ends it; if empty, the end of the answer does.
-        parse: reads the text between them.
+        parse: reads the text between them, behind the header if one announces the call.
         call_ids: the form of the ids.
-        starts, has_bare_calls: see `call_starts` and `has_bare_calls` of `ChannelRules`.
+        starts: characters with which a call may begin behind its marker; empty: with any.
+        has_bare_calls: whether text without markers is a call if it names a tool.
         shows_its_end: whether a whole call can be told from the beginning of a longer one, as JSON
-            can; values between tags may contain any marker.
+            can; values between tags may contain any marker. If not, a marker that ends a call may
+            be part of a value, until another call or the end of the answer follows.
         forms: those to which a grammar can hold a call behind its marker; empty: to none.
         unmarked: how a call begins whose marker the model has left out, with `{}` for the name of
             its function; empty if such a call is text.
     """
 
     name: str
-    begins: tuple[str, ...]
     parse: ToolCallParser
+    begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     call_ids: CallIds = CallIds.OURS
     starts: str = ""
@@ -53,6 +55,14 @@ class ToolFormat:
     shows_its_end: bool = True
     forms: tuple[CallForm | TagForm, ...] = ()
     unmarked: str = ""
+
+
+def _parse_nothing(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    raise ValueError("the form of calls is not known")
+
+
+UNKNOWN = ToolFormat(name="unknown", parse=_parse_nothing)
+"""Of a model that has no calls, or writes them in a way that is not known."""
 
 
 # ---------------------------------------------------------------- JSON
@@ -351,17 +361,19 @@ class _Gemma:
         if text[at : at + 1] == "[":
             items, at = self._inside(text, at + 1, "]")
             return [value for _, value in items], at
+        if (found := _json_string(text, at)) and self._goes_on(text, found[1], close):
+            return found
         if text[at : at + 1] in ('"', "'"):
             return self._string(text, at + 1, text[at], close)
-        found = re.compile(r"[^,{}\[\]]*").match(text, at)
-        assert found is not None
-        word = found[0].strip()
+        bare = re.compile(r"[^,{}\[\]]*").match(text, at)
+        assert bare is not None
+        word = bare[0].strip()
         try:
-            return json.loads(word), found.end()
+            return json.loads(word), bare.end()
         except ValueError:
             if not word:
                 raise ValueError("no value") from None
-            return word, found.end()
+            return word, bare.end()
 
     def _inside(self, text: str, at: int, close: str) -> tuple[list[tuple[str, Any]], int]:
         """Return keys and values up to the closing bracket, and where it ends; those of a list
@@ -377,6 +389,8 @@ class _Gemma:
         return found, at + 1
 
     def _key(self, text: str, at: int) -> tuple[str, int]:
+        if (found := _json_string(text, at)) and text.startswith(":", found[1]):
+            return found[0], found[1] + 1
         for quote in (self.quote, '"'):
             if text.startswith(quote, at):
                 end = text.find(f"{quote}:", at + len(quote))
@@ -391,10 +405,14 @@ class _Gemma:
     def _string(self, text: str, at: int, quote: str, close: str) -> tuple[str, int]:
         """Return the text up to a quote after which its map or list goes on, or ends."""
         for end in _places(text, quote, at):
-            after = self._skip(text, end + len(quote))
-            if text[after : after + 1] in (",", close):
+            if self._goes_on(text, end + len(quote), close):
                 return text[at:end], end + len(quote)
         raise ValueError("a string without its end")
+
+    def _goes_on(self, text: str, at: int, close: str) -> bool:
+        """True if a map or list goes on here, or ends."""
+        at = self._skip(text, at)
+        return text[at : at + 1] in (",", close)
 
     def _next(self, text: str, at: int, close: str) -> int:
         """Return the place after a comma, or of the closing bracket."""
@@ -410,6 +428,17 @@ class _Gemma:
         found = _SPACE.match(text, at)
         assert found is not None
         return found.end()
+
+
+def _json_string(text: str, at: int) -> tuple[str, int] | None:
+    """Return the string of JSON that begins here, and where it ends; None if none does."""
+    if text[at : at + 1] != '"':
+        return None
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except ValueError:
+        return None
+    return value, end
 
 
 def parse_gemma(quote: str) -> ToolCallParser:
@@ -591,7 +620,7 @@ class _TagReader:
 
     def _value(self, text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
         tags = self._tags
-        if tags.is_nested and tags.argument.match(text, len(text) - len(text.lstrip())):
+        if tags.is_nested and (not text.strip() or tags.argument.match(text)):
             nested = self._nested(text, schema, parameters)
             if nested is not None:
                 return nested
@@ -608,18 +637,20 @@ class _TagReader:
         types = types_of(schema, parameters)
         if "string" in types:
             return None
+        if not text.strip():  # so templates write empty ones
+            return [] if "array" in types else {} if "object" in types else None
         known = schema if isinstance(schema, Mapping) else {}
         is_list = "array" in types or text.lstrip().startswith(ITEM)
         items: list[Any] = []
         values: dict[str, Any] = {}
         at = 0
         while text[at:].strip():
-            found = self._tags.argument.match(text, at + len(text[at:]) - len(text[at:].lstrip()))
+            found = self._tags.argument.match(text, at)
             if found is None:
                 return None
             key = found["key"]
             end = self._tags.end_argument.replace("{key}", key)
-            stop = text.find(end, found.end())
+            stop = _closing(text, found[0].strip(), end, found.end())
             if stop < 0:
                 return None
             inner = known.get("items") if is_list else (known.get("properties") or {}).get(key)
@@ -633,6 +664,18 @@ class _TagReader:
         found = _SPACE.match(self._text, at)
         assert found is not None
         return found.end()
+
+
+def _closing(text: str, opening: str, end: str, at: int) -> int:
+    """Return where the tag stands that closes one of which the inside begins here, of several of
+    its name; -1 if none does."""
+    depth = 1
+    while (stop := text.find(end, at)) >= 0:
+        depth += text.count(opening, at, stop) - 1
+        if not depth:
+            return stop
+        at = stop + len(end)
+    return -1
 
 
 QWEN_TAGS = Tags(
@@ -885,8 +928,8 @@ TAGGED: dict[str, ToolCallParser] = {
 """Those whose values stand between tags."""
 
 
-def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat | None:
-    """Return the format of a model that mlx-lm recognises; None for one that is new to us.
+def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat:
+    """Return the format of a model that mlx-lm recognises; `UNKNOWN` for one that is new to us.
 
     Args:
         kind: mlx-lm's name of it.
@@ -897,7 +940,7 @@ def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat | None:
         return MISTRAL
     parse = PARSERS.get(kind) or TAGGED.get(kind)
     if parse is None:
-        return None
+        return UNKNOWN
     return ToolFormat(
         name=kind,
         begins=(begin, KIMI_CALL) if kind == "kimi_k2" else (begin,),
@@ -938,8 +981,8 @@ FORMS: dict[str, tuple[CallForm | TagForm, ...]] = {
 }
 
 
-def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:
-    """Return the format of a model that mlx-lm has no parser for.
+def own_format(vocabulary: Collection[str], template: str) -> ToolFormat:
+    """Return the format of a model that mlx-lm has no parser for; may be `UNKNOWN`.
 
     Args:
         vocabulary: the model's tokens.
@@ -964,4 +1007,4 @@ def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:
         return LLAMA
     if "Action:" in template and "```json" in template:
         return COMMAND_R
-    return None
+    return UNKNOWN

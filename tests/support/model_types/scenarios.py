@@ -145,7 +145,7 @@ class Session:
 
     def run_until(self, key: int, count: int) -> None:
         """Step until a row has that many tokens, or nothing is left to do."""
-        while self.engine.has_rows() and len(self.got[key]) < count:
+        while self.engine.row_count() and len(self.got[key]) < count:
             self._step()
 
     def cancel(self, key: int) -> None:
@@ -154,7 +154,7 @@ class Session:
 
     def run(self) -> dict[int, Answer]:
         """Step until nothing is left to do; return all that was got."""
-        while self.engine.has_rows():
+        while self.engine.row_count():
             self._step()
         return self.got
 

@@ -78,7 +78,7 @@ def run_rows(engine: MlxEngine, rows: Iterable[Row] = ()) -> dict[int, list[RowT
     for row in rows:
         engine.insert(row)
     got: dict[int, list[RowToken]] = {}
-    while engine.has_rows():
+    while engine.row_count():
         for token in engine.step().tokens:
             got.setdefault(int(token.key), []).append(token)
         engine.settle()

@@ -112,17 +112,11 @@ class Engine:
     def free_kept(self, *, spared: RequestKey | None = None) -> None:
         self.kept = {key: size for key, size in self.kept.items() if key == spared}
 
-    def has_rows(self) -> bool:
-        return bool(self.rows)
-
     def row_count(self) -> int:
         return len(self.rows)
 
     def predict_step_s(self) -> float:
         return 0.75
-
-    def prefill_chunk(self) -> int:
-        return 64
 
     def has_long_prompt(self) -> bool:
         return self.is_long

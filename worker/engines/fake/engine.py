@@ -48,6 +48,7 @@ from mlxsup.protocol.version import VERSION
 
 from ...engine import (
     BadModelError,
+    Engine,
     EngineBytes,
     EngineFacts,
     ModelFiles,
@@ -64,7 +65,6 @@ from ...engine import (
 from .options import (
     FakeOptions,
     crash,
-    print_without_end,
     stall,
     start_child,
 )
@@ -180,7 +180,7 @@ def identify_fake(spec: LaunchSpec) -> ModelFiles:
     )
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """See `Engine`.
 
     Args:
@@ -225,8 +225,6 @@ class FakeEngine:
         count = options.load_steps
         for _ in range(options.children):
             start_child()
-        if options.prints_bytes_per_s:
-            print_without_end(options.prints_bytes_per_s)
         phases = (LoadPhase.WEIGHTS, LoadPhase.MATERIALISE, LoadPhase.WARMUP)
         for index in range(count):
             if index == count // 2:
@@ -341,10 +339,6 @@ class FakeEngine:
         """See `Engine.free_kept`."""
         self.drop_kept(*(key for key in list(self._aside) if key != spared))
 
-    def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
-        return bool(self._rows)
-
     def row_count(self) -> int:
         """See `Engine.row_count`."""
         return len(self._rows)
@@ -352,10 +346,6 @@ class FakeEngine:
     def predict_step_s(self) -> float:
         """See `Engine.predict_step_s`."""
         return self._options.step_s if self._options.predicted_s < 0 else self._options.predicted_s
-
-    def prefill_chunk(self) -> int:
-        """See `Engine.prefill_chunk`."""
-        return self._options.prefill_tokens_per_step
 
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""
@@ -520,20 +510,10 @@ class FakeEngine:
     def _raise() -> NoReturn:
         raise FakeStepError("the step raised this on demand")
 
-    def settle(self) -> None:
-        """See `Engine.settle`: there is nothing."""
-
-    def prepare(self) -> bool:
-        """See `Engine.prepare`: there is nothing."""
-        return False
-
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         if not keeps_prefixes:
             self._kept.clear()
-
-    def bound_rows(self, rows_bytes: int) -> None:
-        """See `Engine.bound_rows`."""
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

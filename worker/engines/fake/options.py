@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -65,7 +64,6 @@ class FakeOptions:
             rows take nothing.
         tokenize_s: how long each prompt's preparation takes.
         children: processes that it starts with the load and never ends.
-        prints_bytes_per_s: how much it prints from the load on, without end.
         batching: what READY says about how rows may be batched, unless an earlier life knows;
             answers do not depend on it.
         warning: READY's warning; empty for none.
@@ -91,7 +89,6 @@ class FakeOptions:
     token_bytes: int = 0
     tokenize_s: float = 0.0
     children: int = 0
-    prints_bytes_per_s: int = 0
     batching: str = Batching.TOGETHER.value
     warning: str = ""
     voice: str = ""
@@ -182,20 +179,6 @@ def start_child() -> None:
     """Starts a process that waits forever, in this one's group."""
     sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
     subprocess.Popen(sleep, stdin=subprocess.DEVNULL)
-
-
-def print_without_end(bytes_per_s: int) -> None:
-    """Starts a thread that prints lines at this rate."""
-    piece = b"%063d\n" % 0 * 1024
-
-    def run() -> None:
-        due_at = time.monotonic()
-        while True:
-            os.write(1, piece)
-            due_at += len(piece) / bytes_per_s
-            time.sleep(max(0.0, due_at - time.monotonic()))
-
-    threading.Thread(target=run, name="prints", daemon=True).start()
 
 
 def stall(how: str) -> None:

@@ -6,7 +6,6 @@ as real tokenizers do it. Chats are rendered as lines of `role: content` with a 
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import math
 import re
@@ -21,11 +20,12 @@ from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.pooling import PoolingBody, pack_vector
 from mlxsup.protocol.tasks import Task
 
-from ...engine import Prompt, RowLogprobs
-from ...pooling import check_lengths, other_task
+from ...engine import Prompt, RowLogprobs, TextCodec
+from ...pooling_rows import check_lengths, other_task
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from ...text.chat_messages import without_media
-from ...text.tool_formats import parse_json_calls
+from ...text.detokenizer import ByteDetokenizer
+from ...text.tool_formats import ToolFormat, parse_json_calls
 from .options import STALLS, FakeOptionError, check_crash, stall
 
 BYTE_OFFSET = 3
@@ -72,7 +72,7 @@ def encode_text(text: str) -> list[int]:
 
 def decode_tokens(tokens: Sequence[int]) -> str:
     """Return the text of token ids; bytes that are not UTF-8 become replacement characters."""
-    detokenizer = ByteDetokenizer()
+    detokenizer = FakeDetokenizer()
     return "".join(map(detokenizer.add, tokens)) + detokenizer.finish()
 
 
@@ -196,26 +196,23 @@ def _seconds(name: str, value: str) -> float:
         raise FakeOptionError(f"{name} must be seconds, not {value!r}") from None
 
 
-class ByteDetokenizer:
-    """Bytes to text; half a character waits for its other half."""
+TOKEN_BYTES = [b""] * BYTE_OFFSET + [bytes([byte]) for byte in range(256)]
+
+
+class FakeDetokenizer(ByteDetokenizer):
+    """Bytes to text, and large tokens to many letters."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        super().__init__(TOKEN_BYTES)
 
     def add(self, token: int) -> str:
         """See `Detokenizer.add`."""
         if token >= BIG_TOKEN_BASE:
-            return self._decoder.decode(b"", final=True) + "x" * (token - BIG_TOKEN_BASE)
-        if not 0 <= token - BYTE_OFFSET < 256:
-            return ""
-        return self._decoder.decode(bytes([token - BYTE_OFFSET]))
-
-    def finish(self) -> str:
-        """See `Detokenizer.finish`."""
-        return self._decoder.decode(b"", final=True)
+            return self.finish() + "x" * (token - BIG_TOKEN_BASE)
+        return super().add(token)
 
 
-class FakeTextCodec:
+class FakeTextCodec(TextCodec):
     """See `TextCodec`.
 
     Args:
@@ -300,20 +297,16 @@ class FakeTextCodec:
                 REASONING: (("</think>", NORMAL),),
                 TOOL: (("</tool_call>", NORMAL),),
             },
-            parse_tool_call=parse_json_calls,
+            tool_format=ToolFormat(name="fake", parse=parse_json_calls),
         )
 
     def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
         """See `TextCodec.prompt_text`."""
         return decode_tokens(tokens) if body.prompt is None else body.prompt
 
-    def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
-        """See `TextCodec.constrain`; its answers follow no grammar."""
-        return prompt
-
-    def detokenizer(self) -> ByteDetokenizer:
+    def detokenizer(self) -> FakeDetokenizer:
         """See `TextCodec.detokenizer`."""
-        return ByteDetokenizer()
+        return FakeDetokenizer()
 
     def token_alone(self, token: int) -> tuple[str, bytes]:
         """See `TextCodec.token_alone`."""

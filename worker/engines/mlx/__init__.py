@@ -26,3 +26,16 @@ def _set_limit(which: int, limits: tuple[int, int]) -> None:
 
 
 resource.setrlimit = _set_limit
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Have the system refuse this process more memory; macOS does not keep to the limit."""
+    if sys.platform == "linux":
+        lower_limit(resource.RLIMIT_DATA, most_bytes)
+
+
+def lower_limit(which: int, most: int) -> None:
+    """Let this process take at most so much of something, or what it may take if that is less."""
+    _, hard = resource.getrlimit(which)
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (soft, hard))

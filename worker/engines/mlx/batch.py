@@ -297,8 +297,7 @@ class MlxBatch:
             if found.cache is not None and found.count > known:
                 known = found.count
                 self._lent[uid] = min(known, len(one.row.tokens))
-                tokens = one.row.tokens + one.row.delivered
-                self.mode.restart(uid, tokens[:known], found.cache)
+                self.mode.restart(uid, known, found.cache)
                 leaders.add(one.leader)
             self._scheduler.lead(uid, known)
             self._follow(uid, one.row)
@@ -306,7 +305,7 @@ class MlxBatch:
             if self._scheduler.regroup(uid):
                 with mx.stream(self._stream):
                     cache, held = self.mode.copy(uid)
-                self.mode.restart(uid, held, cache)
+                self.mode.restart(uid, len(held), cache)
 
     def _ending_of(self, row: Row) -> list[int]:
         """The ids that end this row's answer."""
@@ -434,10 +433,6 @@ class MlxBatch:
         """Waits for the pass under way: until its end the memory of rows that left is not free."""
         mx.synchronize(self._stream)
 
-    def has_rows(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._keys)
-
     def row_count(self) -> int:
         """How many rows there are, in prefill or decode."""
         return len(self._keys)
@@ -461,10 +456,6 @@ class MlxBatch:
             plan = self._scheduler.plan(decode_rows=self._decode_rows())
             predicted_s += self._shapes.extra_s(self._shape(plan))
         return predicted_s
-
-    def prefill_chunk(self) -> int:
-        """How many tokens of each waiting prompt the next step would process."""
-        return self._scheduler.chunk(decode_rows=self._decode_rows())
 
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, dynamic_roll
 
 from .decode_attention import attention_in_use
-from .shapes import padded_keys
+from .shapes import padded_keys, round_up
 
 
 class RowCounts:
@@ -134,7 +134,7 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
         begin, end = self._idx, self._idx + keys.shape[2]
         seen = padded_keys(end) if self.pads and keys.shape[2] > 1 else end
         if self.keys is None or seen > self.keys.shape[2]:
-            room = _up(seen, self.step)
+            room = round_up(seen, self.step)
             self.keys = _grown(self.keys, keys, room)
             self.values = _grown(self.values, values, room)
         self.keys[..., begin:end, :] = keys
@@ -182,7 +182,7 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
         """Add the rows of another batch; all of them end at the same place."""
         held = max(self._idx, other._idx)
         if self.keys is not None or other.keys is not None:
-            room = _up(held + 1, self.step)
+            room = round_up(held + 1, self.step)
             self.keys = _joined(_aligned(self, other, "keys", held, room))
             self.values = _joined(_aligned(self, other, "values", held, room))
         self.padding = tuple(
@@ -262,7 +262,3 @@ def _grown(array: Any, like: mx.array, room: int) -> mx.array:
 def _zeros(like: mx.array, tokens: int, *, rows: int | None = None) -> mx.array:
     own_rows, heads, _, width = like.shape
     return mx.zeros((own_rows if rows is None else rows, heads, tokens, width), like.dtype)
-
-
-def _up(count: int, step: int) -> int:
-    return -(-count // step) * step

@@ -90,11 +90,11 @@ class BatchMode(ABC):
         any case; return after how many. A copy of the row's cache is taken there."""
         return self.waiting[uid].stop_at(count)
 
-    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
-        """Let a prompt begin after these tokens, which `cache` holds, with those that begin next;
+    def restart(self, uid: int, count: int, cache: list[Any]) -> None:
+        """Let a prompt begin after so many tokens, which `cache` holds, with those that begin next;
         what was read of it is forgotten."""
         with mx.stream(self._stream):
-            self.waiting[uid] = self._begin(self.waiting[uid].row.after(known, cache))
+            self.waiting[uid] = self._begin(self.waiting[uid].row.after(count, cache))
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What the next step will return for those of these rows that decode, without that step;
@@ -195,13 +195,13 @@ class TogetherMode(BatchMode):
                 return self.waiting[uid].copy()
             return self.decode.copy(uid)
 
-    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
+    def restart(self, uid: int, count: int, cache: list[Any]) -> None:
         """See `BatchMode.restart`."""
         with mx.stream(self._stream):
             for batch in self.batches:
                 batch.take_out([uid])
             self._forget_empty()
-            super().restart(uid, known, cache)
+            super().restart(uid, count, cache)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `BatchMode.step`; prompts that begin in the same step share their passes from then,

@@ -52,6 +52,9 @@ def plan_checkpoints(
     return (*result[: MAX_CHECKPOINTS - 1], *result[MAX_CHECKPOINTS - 1 :][-1:])
 
 
+BEGINNINGS = ("a", " b", "\nc")
+"""Of messages of other users. White space may be one token with the end of what is before it."""
+
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
 Encode = Callable[[str], list[int]]
@@ -85,7 +88,7 @@ def find_checkpoints(
     chat = _Chat(rendered, list(tokens), encode, special_tokens)
     found = {0}
     first = [message for message in messages if message.get("role") in SYSTEM_ROLES]
-    others = [_try(render, [*first, _said("user", text)]) for text in ("a", "b")]
+    others = [_try(render, [*first, _said("user", text)]) for text in BEGINNINGS]
     found.add(min(chat.shared_with(other) if other else 0 for other in others))
     answer = [] if messages[-1].get("role") == "assistant" else [_said("assistant", "x")]
     later = _try(render, [*messages, *answer, _said("user", "y")])

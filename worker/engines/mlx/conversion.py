@@ -7,7 +7,6 @@ go to standard error.
 
 from __future__ import annotations
 
-import resource
 import shutil
 import signal
 import sys
@@ -21,7 +20,7 @@ from mlx_lm.convert import convert as convert_folder
 from mlxsup.protocol.launch import ExitCode
 
 from ...engine import BadModelError, ModelMissingError
-from . import gguf
+from . import gguf, limit_memory
 from .folder import check_folder
 from .gguf import Say
 from .loader import MODEL_FAULTS, is_memory_text, shorten
@@ -93,14 +92,6 @@ def convert(source: Path, target: Path, bits: int | None, say: Say) -> None:
 def is_quantised(config: Mapping[str, Any]) -> bool:
     """True if a config.json says that its weights are packed."""
     return any(config.get(name) for name in ("quantization", "quantization_config"))
-
-
-def limit_memory(limit_bytes: int) -> None:
-    """Have the system refuse this process more memory, where it can: on Linux."""
-    if sys.platform == "linux":
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _run(source: Path, partial: Path, bits: int | None, say: Say) -> None:

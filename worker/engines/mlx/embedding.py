@@ -8,7 +8,6 @@ computed again: after a crash it comes back with the numbers of those texts.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from bisect import bisect_left
@@ -16,26 +15,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.pooling import Pooling, find_pooling
-from mlxsup.protocol.regular_file import MIB, read_regular
+from mlxsup.protocol.pooling import Pooling
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import log_line
 
 from ...engine import (
-    BadLaunchError,
     BadModelError,
     Engine,
     EngineBytes,
     EngineFacts,
-    Rank,
     ReportProgress,
     Row,
     RowPrefill,
@@ -56,6 +51,7 @@ from .engine import (
 )
 from .folder import ModelFolder, fingerprint, reading_ahead
 from .imports import naming_what_is_missing
+from .shapes import round_up
 
 if TYPE_CHECKING:
     from .embedding_text import EmbeddingText
@@ -99,28 +95,6 @@ EXACT, HALF = 2e-4, 3e-2
 PROBE_VERSION = "1"
 
 logger = logging.getLogger(__name__)
-
-
-def make_engine(spec: LaunchSpec, clock: Callable[[], float], rank: Rank | None = None) -> Engine:
-    """Return the engine for the model of a worker, as its folder says what it is for."""
-    pooling = None
-    try:
-        config = json.loads(read_regular(Path(spec.path) / "config.json", 16 * MIB))
-        if isinstance(config, dict):
-            pooling = find_pooling(Path(spec.path), config, spec.pooling)
-    except (OSError, ValueError, RecursionError):
-        pass  # the load says what is wrong with the folder
-    if pooling is not None and spec.adapters:
-        raise BadLaunchError("adapters need a model that answers with text, not with vectors")
-    if pooling is not None and rank is not None:
-        raise BadLaunchError("hosts need a model that answers with text, not with vectors")
-    if rank is not None and spec.adapters:
-        raise BadLaunchError("adapters must be left out of a model with hosts")
-    if pooling is not None:
-        return EmbeddingEngine(spec, pooling)
-    from .engine import MlxEngine
-
-    return MlxEngine(spec, clock, rank)
 
 
 NO_DRAFTS = "drafts have no effect: it answers with vectors, not with text"
@@ -171,7 +145,7 @@ class _Item:
 
 def filled(length: int) -> int:
     """Return the length that a text is filled up to."""
-    return -(-length // FILL) * FILL
+    return round_up(length, FILL)
 
 
 def plan_pass(waiting: Sequence[_Texts], budget: int, *, alike: bool) -> list[_Item]:
@@ -200,8 +174,8 @@ def plan_pass(waiting: Sequence[_Texts], budget: int, *, alike: bool) -> list[_I
     return items
 
 
-class EmbeddingEngine:
-    """A model that embeds or ranks; every method belongs to the thread that calls `load`.
+class EmbeddingEngine(Engine):
+    """A model that embeds or ranks; nothing decodes, and nothing is kept of rows.
 
     Args:
         spec: the worker's launch spec.
@@ -372,16 +346,6 @@ class EmbeddingEngine:
         self.remove(*keys)
         return [RowSetAside(key=key) for key in keys]
 
-    def drop_kept(self, *keys: RequestKey) -> None:
-        """See `Engine.drop_kept`."""
-
-    def free_kept(self, *, spared: RequestKey | None = None) -> None:
-        """See `Engine.free_kept`."""
-
-    def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
-        return bool(self._rows)
-
     def row_count(self) -> int:
         """See `Engine.row_count`."""
         return len(self._rows)
@@ -409,22 +373,10 @@ class EmbeddingEngine:
         growth = size / 2.0 ** (nearest - 1) if nearest < wanted else 1.0
         return self._token_s.get(nearest, 0.0), min(growth, MOST_GROWTH)
 
-    def prefill_chunk(self) -> int:
-        """See `Engine.prefill_chunk`."""
-        return self._budget()
-
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""
         left = sum(length for texts in self._rows.values() for length, _ in texts.left)
         return left > self._budget() or any(texts.has_begun for texts in self._rows.values())
-
-    def has_decoding(self) -> bool:
-        """See `Engine.has_decoding`."""
-        return False
-
-    def shared_pass_s(self, tokens: int) -> float:
-        """See `Engine.shared_pass_s`."""
-        return 0.0
 
     def _budget(self) -> int:
         """Return the tokens of a pass that does not hold up others for longer than it should."""
@@ -507,25 +459,11 @@ class EmbeddingEngine:
         packed: bytes = kept.astype("<f4").tobytes()
         return packed
 
-    def decode(self) -> StepResult:
-        """See `Engine.decode`: there is nothing that does not read."""
-        return StepResult()
-
-    def settle(self) -> None:
-        """See `Engine.settle`."""
-
-    def prepare(self) -> bool:
-        """See `Engine.prepare`."""
-        return False
-
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         import mlx.core as mx
 
         mx.clear_cache()
-
-    def bound_rows(self, rows_bytes: int) -> None:
-        """See `Engine.bound_rows`."""
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

@@ -15,8 +15,8 @@ from mlxsup.protocol.errors import invalid, unfit
 from mlxsup.protocol.pooling import Pooling, PoolingBody
 from mlxsup.protocol.tasks import Task
 
-from ...engine import Detokenizer, Prompt
-from ...pooling import check_lengths, other_task
+from ...engine import Detokenizer, Prompt, TextCodec
+from ...pooling_rows import check_lengths, other_task
 from ...text.channels import ChannelRules
 from ...text.detokenizer import WindowDetokenizer
 from .encoders import ENCODER_CLASSES
@@ -30,7 +30,7 @@ OTHER_NAMES = {
 """What models call the two kinds of text that every search has."""
 
 
-class EmbeddingText:
+class EmbeddingText(TextCodec):
     """Tokenises texts; `encode_texts` runs on a helper thread.
 
     Attributes:
@@ -115,10 +115,6 @@ class EmbeddingText:
     @property
     def _known_ids(self) -> str:
         return f"ids below this model's vocabulary of {self.vocabulary_size}"
-
-    def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
-        """See `TextCodec.constrain`: likewise."""
-        return prompt
 
     def detokenizer(self) -> Detokenizer:
         """See `TextCodec.detokenizer`: a request for tokens has one, and gives it none."""

@@ -591,10 +591,6 @@ class MlxEngine:
         """See `Engine.free_kept`."""
         self._ready().free_kept(spared=spared)
 
-    def has_rows(self) -> bool:
-        """Whether a step would do anything."""
-        return self.batch is not None and self.batch.has_rows()
-
     def row_count(self) -> int:
         """See `Engine.row_count`."""
         return 0 if self.batch is None else self.batch.row_count()
@@ -602,10 +598,6 @@ class MlxEngine:
     def predict_step_s(self) -> float:
         """How long the next step should take at most, from what was measured; 0 when unknown."""
         return self._ready().predict_step_s()
-
-    def prefill_chunk(self) -> int:
-        """How many tokens of each waiting prompt the next step would process."""
-        return self._ready().prefill_chunk()
 
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""

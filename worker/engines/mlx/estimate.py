@@ -26,6 +26,7 @@ from mlxsup.protocol.estimate import ModelMemory, estimates_folder, find_kept, k
 from mlxsup.protocol.pooling import find_pooling
 
 from ...engine import BadModelError, ModelMissingError
+from . import limit_memory, lower_limit
 from .imports import stay_offline
 
 MEMORY_BYTES = 3 * 2**30
@@ -44,7 +45,7 @@ MAX_TEXT = 300
 
 def main() -> None:
     """Answer every question of standard input in order."""
-    _limit_memory()
+    limit_memory(MEMORY_BYTES)
     threading.Thread(target=_end_with, args=(int(sys.argv[-1]),), daemon=True).start()
     stay_offline()
     answers = os.fdopen(os.dup(1), "w")
@@ -118,18 +119,10 @@ def estimate(path: Path) -> ModelMemory:
     return ModelMemory(weight_bytes=weight_bytes, layers=measure_layers(model))
 
 
-def _limit_memory() -> None:
-    if sys.platform == "linux":  # macOS has the limit, and does not keep to it
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
-
-
 def _limit_time() -> None:
     """Let the next folder end the process by a signal if it takes too long."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = int(used.ru_utime + used.ru_stime) + CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, most))
+    lower_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + CPU_S)
     signal.alarm(LIMIT_S)
 
 

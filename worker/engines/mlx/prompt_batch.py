@@ -61,11 +61,10 @@ class NewRow:
     prompt: PromptLogprobs | None = None
     pictures: tuple[Picture, ...] = ()
 
-    def after(self, known: list[int], cache: list[Any]) -> NewRow:
-        """Return the same row, these first tokens of which `cache` holds."""
-        tokens = (self.known + self.tokens)[len(known) :]
-        ends = tuple(count for count in self.checkpoints if count > len(known))
-        return replace(self, tokens=tokens, known=known, cache=cache, checkpoints=ends)
+    def after(self, count: int, cache: list[Any]) -> NewRow:
+        """Return the same row, that many first tokens of which `cache` holds."""
+        tokens = self.known + self.tokens
+        return replace(self, tokens=tokens[count:], known=tokens[:count], cache=cache)
 
 
 WidthOf = Callable[[int, int, int, bool], int]

@@ -38,7 +38,7 @@ PassShape = tuple[int, int, int, bool]
 def padded_tokens(tokens: int) -> int:
     """Return how many tokens a pass has that reads so many of a prompt: two sizes for each power of
     two up to 256, then four."""
-    return _up(tokens, _token_step(tokens))
+    return round_up(tokens, _token_step(tokens))
 
 
 def pass_size(tokens: int, held: int = 0) -> int:
@@ -68,7 +68,7 @@ def pass_size(tokens: int, held: int = 0) -> int:
 def padded_keys(keys: int) -> int:
     """Return how many keys a pass looks at that has so many: a multiple of 256, and at most four
     sizes for each power of two up to 4,096, then every 1,024."""
-    return _up(keys, _key_step(keys))
+    return round_up(keys, _key_step(keys))
 
 
 def pass_shape(rows: int, tokens: int, held: int, *, is_even: bool) -> PassShape:
@@ -78,7 +78,8 @@ def pass_shape(rows: int, tokens: int, held: int, *, is_even: bool) -> PassShape
     return rows, tokens, keys, is_even and keys == held + tokens
 
 
-def _up(count: int, step: int) -> int:
+def round_up(count: int, step: int) -> int:
+    """Return the next multiple of `step`."""
     return -(-count // step) * step
 
 

@@ -24,7 +24,7 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import log_line
 
 from ...engine import BadModelError, Detokenizer, Picture, Prompt
-from ...pooling import other_task
+from ...pooling_rows import other_task
 from ...text.call_grammars import ANY_ARGUMENTS, BARE, CallForm, TagForm, call_grammar
 from ...text.channels import TOOL, ChannelParser, ChannelRules
 from ...text.chat_messages import (
@@ -50,7 +50,7 @@ from ...text.grammar import (
 from ...text.grammar_tokenizer import make_grammar_tokenizer
 from ...text.harmony import CALL_END, ENDS, opening_of
 from ...text.tool_calls import ToolCallReader
-from .channels import chat_format
+from .chat_format import chat_format
 from .checkpoints import find_checkpoints
 from .pictures import NO_TOWER, PictureReader
 from .tokenizer import load_tokenizer, tokenizer_error
@@ -238,8 +238,8 @@ class MlxText:
     def _held_calls(self, body: RequestBody, opening: str) -> HeldCalls | None:
         """Return the grammar of the calls in a free answer; None if the model's family has none."""
         rules = self._format.rules
-        marked = self._calls(body, rules.call_forms)
-        bare = self._calls(body, (BARE,)) if rules.has_bare_calls else None
+        marked = self._calls(body, rules.tool_format.forms)
+        bare = self._calls(body, (BARE,)) if rules.tool_format.has_bare_calls else None
         if marked is None and bare is None:
             return None
         return HeldCalls(
@@ -268,7 +268,7 @@ class MlxText:
         calls = {CALL_END} if self._format.is_harmony and body.callable_tools else set()
         ends = set(self.stop_tokens) - set(self.tokenizer.convert_tokens_to_ids(list(calls)))
         marks = self._marks_of_calls() if body.may_call else []
-        has_bare_calls = body.may_call and self._format.rules.has_bare_calls
+        has_bare_calls = body.may_call and self._format.rules.tool_format.has_bare_calls
         bare_call = self._calls(body, (BARE,)) if has_bare_calls else None
         return self.grammars.compile(form, begins_after, sorted(ends), marks, bare_call)
 
@@ -367,7 +367,7 @@ class MlxText:
             tokens = self._encode_text(text_of_messages(replace(body, messages=said)))
             begins = self._raw_opening(tokens)
             return Prompt(tokens=tokens, opening=begins, warnings=self._told(changes))
-        chat = plain_messages(said, self._format.rules.call_ids)
+        chat = plain_messages(said, self._format.rules.tool_format.call_ids)
         extra = dict(body.chat_template_kwargs or {})
         if body.offered_tools:
             extra["tools"] = body.offered_tools
@@ -473,7 +473,7 @@ class MlxText:
         has_tools = bool(tools)
         if has_tools not in self._forms:
             extra = {"tools": [_SOME_TOOL]} if has_tools else {}
-            call_ids = self._format.rules.call_ids
+            call_ids = self._format.rules.tool_format.call_ids
             self._forms[has_tools] = find_form(
                 lambda messages: self._render(messages, extra, opens=False),
                 call_ids.make("probe", 0, ""),

@@ -17,13 +17,13 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import batch as mlx_batch
-from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
+from mlxsup.worker.engines.mlx.chat_format import ChatFormat, chat_format
 from mlxsup.worker.engines.mlx.sampler import RowDraws, make_draws
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.rows import NO_CALLS_KNOWN
 from mlxsup.worker.text import harmony, tool_formats
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelParser
-from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
+from mlxsup.worker.text.tool_calls import ToolCallReader
 
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import LoopDriver, check_resumes
@@ -349,31 +349,13 @@ def test_a_pair_that_mlx_lm_does_not_know_counts_only_as_a_pair(pair: tuple[str,
 def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
     rules = format_of(calls=CALLS, kind="json_tools").rules
     assert rules.transitions == {NORMAL: [("<call>", TOOL)], TOOL: [("</call>", NORMAL)]}
-    assert rules.parse_tool_call is tool_formats.parse_unmarked_calls
-    assert (rules.call_ids, rules.shows_its_end) == (CallIds.OURS, True)
-    assert rules.has_bare_calls
+    assert rules.tool_format.name == "json_tools"
     both = format_of(calls=CALLS, think=THINK, kind="json_tools").rules
     assert both.transitions == {
         NORMAL: [("<think>", REASONING), ("<call>", TOOL)],
         REASONING: [("</think>", NORMAL), ("<call>", TOOL)],
         TOOL: [("</call>", NORMAL)],
     }
-
-
-@pytest.mark.parametrize(
-    ("kind", "call_ids", "shows_its_end"),
-    [
-        ("json_tools", CallIds.OURS, True),
-        ("kimi_k2", CallIds.NUMBERED, True),
-        ("mistral", CallIds.NINE, True),
-        ("qwen3_coder", CallIds.OURS, False),
-    ],
-)
-def test_each_format_has_its_ids_and_its_ends(
-    kind: str, call_ids: CallIds, shows_its_end: bool
-) -> None:
-    rules = format_of(calls=CALLS, kind=kind).rules
-    assert (rules.call_ids, rules.shows_its_end) == (call_ids, shows_its_end)
 
 
 @pytest.mark.parametrize(
@@ -392,10 +374,7 @@ def test_formats_of_ours_are_known_by_vocabulary_and_template(
 ) -> None:
     rules = format_of(*vocabulary, chat_template=template).rules
     assert rules.transitions[NORMAL] == [(marker, TOOL) for marker in expected.begins]
-    assert rules.parse_tool_call is expected.parse
-    assert rules.call_ids is expected.call_ids
-    assert rules.has_bare_calls == expected.has_bare_calls
-    assert rules.shows_its_end == expected.shows_its_end
+    assert rules.tool_format is expected
 
 
 # ---------------------------------------------------------------- harmony

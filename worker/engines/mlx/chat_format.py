@@ -8,7 +8,6 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ...text import harmony, tool_formats
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
-from ...text.tool_calls import CallIds
 from ...text.tool_formats import ToolFormat
 from .tokenizer import tool_template
 
@@ -79,16 +78,15 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
     if reasoning is not None:
         add(NORMAL, reasoning[0], REASONING)
         add(REASONING, reasoning[1], NORMAL)
-    if calls is not None:
-        # A format with its own states for calls says by itself where they begin.
-        is_told = TOOL in {target for edges in own.values() for _, target in edges}
-        for marker in calls.begins:
-            if not is_told:
-                add(NORMAL, marker, TOOL)
-            if reasoning is not None:
-                add(REASONING, marker, TOOL)
-        for marker in calls.ends:
-            add(TOOL, marker, NORMAL)
+    # A format with its own states for calls says by itself where they begin.
+    is_told = TOOL in {target for edges in own.values() for _, target in edges}
+    for marker in calls.begins:
+        if not is_told:
+            add(NORMAL, marker, TOOL)
+        if reasoning is not None:
+            add(REASONING, marker, TOOL)
+    for marker in calls.ends:
+        add(TOOL, marker, NORMAL)
     vocabulary = tokenizer.get_vocab()
     own_structure = [marker for marker in OWN_STRUCTURE if marker in vocabulary]
     for marker in (*tokenizer.structural_markers, *own_structure):
@@ -99,17 +97,11 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
     return ChannelRules(
         transitions=transitions,
         initial=tokenizer.response_initial_state,
-        parse_tool_call=calls.parse if calls else None,
-        call_starts=calls.starts if calls else "",
-        call_ids=calls.call_ids if calls else CallIds.OURS,
-        has_bare_calls=calls is not None and calls.has_bare_calls,
-        shows_its_end=calls is None or calls.shows_its_end,
-        call_forms=calls.forms if calls else (),
-        unmarked=calls.unmarked if calls else "",
+        tool_format=calls,
     )
 
 
-def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
+def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat:
     """Return how the model writes calls, as mlx-lm recognises it, or else as we do."""
     template = tool_template(tokenizer.chat_template)
     own = tool_formats.own_format(tokenizer.get_vocab(), template)
