@@ -181,7 +181,7 @@ class Gateway:
             [own, *hosts] if is_loopback(host) else None,
             keys,
             self.daemon.meter,
-            open_paths=[*self._page.open_paths, openapi.PATH],
+            open_paths=[*self._page.open_paths, *openapi.PATHS],
             origins=origins,
         )
 

@@ -1,16 +1,17 @@
-"""What can be asked over HTTP, as a document of OpenAPI: made of the tables of fields that requests
-are read by, and of the ranges of numbers."""
+"""What can be asked over HTTP, as a document of OpenAPI and as a page: made of the tables of fields
+that requests are read by, and of the ranges of numbers."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from html import escape
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from mlxsup.client.api import ClientBase
@@ -36,7 +37,8 @@ from .vectors.requests import (
 
 Schema = dict[str, Any]
 
-PATH = "/openapi.json"
+PATHS = ("/openapi.json", "/docs")
+"""They say nothing of the models or requests of this daemon, and a browser sends no key."""
 
 SSE, LINES = "text/event-stream", "application/x-ndjson"
 
@@ -120,6 +122,7 @@ OPERATIONS = (
     Operation("GET", "/ready", "200 if a model could answer, or `?model=` is READY; else 503"),
     Operation("GET", "/metrics", "for Prometheus"),
     Operation("GET", "/openapi.json", "this document; needs no key"),
+    Operation("GET", "/docs", "the same to read; needs no key"),
 )  # fmt: skip
 """All but the page's own routes, and those that say what is not there."""
 
@@ -171,7 +174,8 @@ def document() -> dict[str, Any]:
 def _operation(one: Operation, path: str) -> dict[str, Any]:
     scope = {"path": path, "headers": ()}
     error = "Anthropic" if is_anthropic(scope) else "Ollama" if is_ollama(scope) else "OpenAI"
-    kinds = ["text/plain" if path == "/metrics" else "application/json", one.streams]
+    first = {"/metrics": "text/plain", "/docs": "text/html"}.get(path, "application/json")
+    kinds = [first, one.streams]
     said: dict[str, Any] = {
         "summary": one.says[0].upper() + one.says[1:],
         "operationId": f"{one.method.lower()}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_"),
@@ -226,10 +230,60 @@ def _arguments() -> dict[str, str]:
     return {name: " ".join(text.split()).rstrip(".") for name, text in found}
 
 
+# ---------------------------------------------------------------- the page
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+}
+
+
+def _page(said: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>mlxsup: HTTP API</title>'
+        f"<h1>HTTP API</h1><p>{_html(said['info']['description'])} "
+        'For programs: <a href="openapi.json">openapi.json</a>.</p>'
+    )
+    for path, methods in said["paths"].items():
+        for method, one in methods.items():
+            yield f"<h2>{method.upper()} {escape(path)}</h2><p>{_html(one['summary'])}.</p>"
+            if "requestBody" in one:
+                schema = one["requestBody"]["content"]["application/json"]["schema"]
+                yield f"<details><summary>Fields</summary>{_list(schema)}</details>"
+
+
+def _list(schema: Schema) -> str:
+    """Return the fields of an object as a list of HTML."""
+    items = []
+    for name, one in schema["properties"].items():
+        kind = one.get("type", ())
+        words = [
+            kind if isinstance(kind, str) else " or ".join(kind),
+            "required" if name in schema.get("required", ()) else "",
+            one.get("description", ""),
+        ]
+        inner = _list(one) if "properties" in one else ""
+        about = "; ".join(filter(None, words))
+        items.append(f"<li><code>{escape(name)}</code>: {_html(about)}{inner}</li>")
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def _html(text: str) -> str:
+    """Return a sentence with `code` as HTML."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text, quote=False))
+
+
 def routes() -> list[Route]:
-    """`GET /openapi.json`."""
+    """Return the document and the page, which loads nothing."""
 
     async def openapi(_: Request) -> Response:
         return Response(json.dumps(document()), media_type="application/json")
 
-    return [Route(PATH, openapi, methods=["GET"])]
+    async def docs(_: Request) -> Response:
+        return HTMLResponse("".join(_page(document())), headers=HEADERS)
+
+    return [
+        Route(path, one, methods=["GET"]) for path, one in zip(PATHS, (openapi, docs), strict=True)
+    ]

@@ -274,7 +274,7 @@ def test_every_route_but_the_open_ones_needs_a_key(
     assert {route: " ".join(map(str, statuses)) for route, statuses in seen.items()} == snapshot
     assert {route for route, statuses in seen.items() if statuses[0] != 401} == {
         *(f"{method} {path}" for method in ("GET", "HEAD") for path in (
-            "/", "/health", "/openapi.json",
+            "/", "/health", "/docs", "/openapi.json",
         )),
         *(f"GET {path}" for path in loaded),
     }  # fmt: skip

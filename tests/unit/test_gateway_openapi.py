@@ -70,9 +70,21 @@ def test_every_route_is_in_the_document() -> None:
     assert {path for _, path in known} <= {path for _, path in Site(PlayedDaemon()).routes()}
 
 
-def test_it_needs_no_key_but_the_right_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+def test_it_needs_no_key_but_the_right_host(tmp_path: Path, path: str) -> None:
     keys = Keys(place_in(tmp_path), are_required=True)
     site = Site(PlayedDaemon(), keys=keys)
-    assert asyncio.run(site.ask("GET", "/openapi.json")).status == 200
-    refused = asyncio.run(site.ask("GET", "/openapi.json", headers={"host": "evil.example"}))
+    assert asyncio.run(site.ask("GET", path)).status == 200
+    refused = asyncio.run(site.ask("GET", path, headers={"host": "evil.example"}))
     assert refused.status == 403
+
+
+def test_the_page_has_every_path_and_field_of_the_document() -> None:
+    said = asyncio.run(Site(PlayedDaemon()).ask("GET", "/docs")).body.decode()
+    for path, methods in document()["paths"].items():
+        for method, one in methods.items():
+            assert f"<h2>{method.upper()} {path}</h2>" in said
+            body = one.get("requestBody", {}).get("content", {}).get("application/json", {})
+            for name in body.get("schema", {}).get("properties", ()):
+                assert f"<code>{name}</code>" in said
+    assert "<script" not in said
