@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from .codec import Form, read_part, undecodable
+from .codec import Form, read_part, to_map, undecodable
 from .ids import RequestKey
 from .states import FinishReason, PauseReason, RowState
 
@@ -49,7 +49,7 @@ class Row(ABC):
     @property
     @abstractmethod
     def body(self) -> bytes:
-        """Return what the client is shown, packed by `delta_body.pack_body`; empty: nothing."""
+        """Return what the client is shown, packed by `delta.pack_body`; empty: nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -86,10 +86,9 @@ def pack_rows(rows: Sequence[Row]) -> list[Any]:
     """Return the rows as msgpack packs them."""
     packed = []
     for row in rows:
-        plain: list[Any] = [row.key, row.tokens, row.body]
-        if more := _more(row):
-            plain.append(more)
-        packed.append(plain)
+        more = to_map(row, Row)
+        plain = [more.pop("key"), more.pop("tokens", b""), row.body]
+        packed.append([*plain, more] if more else plain)
     return packed
 
 
@@ -126,26 +125,6 @@ def _read_row(item: Any, path: str) -> PackedRow:
     if row.tokens and not row.body:
         raise undecodable(f"{path}.body is empty, though there are tokens")
     return row
-
-
-def _more(row: Row) -> dict[str, Any]:
-    """Return the fields that most rows leave out."""
-    more: dict[str, Any] = {}
-    if row.prefill_s is not None:
-        more["prefill_s"] = row.prefill_s
-    if row.cached_tokens:
-        more["cached_tokens"] = row.cached_tokens
-    if row.is_prompt:
-        more["is_prompt"] = True
-    if row.warning is not None:
-        more["warning"] = row.warning
-    if row.finish is not None:
-        more["finish"] = row.finish.value
-    if row.paused is not None:
-        more["paused"] = row.paused.value
-    if row.pause_reason is not None:
-        more["pause_reason"] = row.pause_reason.value
-    return more
 
 
 Rows = Annotated[Sequence[Row], Form(read_rows, pack_rows)]

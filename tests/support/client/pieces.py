@@ -25,7 +25,7 @@ def piece(
     stop: str | None = None,
 ) -> ClientDelta:
     """Return a piece of a stream."""
-    body = pack_body(text, channel, logprobs, stop)
+    body = pack_body(DeltaBody(text=text, channel=channel, logprobs=logprobs, stop=stop))
     return ClientDelta(id=RequestId(id), seq=seq, tokens=tokens, body=body)
 
 
