@@ -160,7 +160,7 @@ def _add_body(header: dict[str, Any], frames: Sequence[bytes], cls: type[Message
 
 
 def _has_body(cls: type[Message]) -> bool:
-    return "body" in cls.__dataclass_fields__  # type: ignore[attr-defined,no-any-return]
+    return "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
 
 
 def encode(message: Message) -> list[bytes]:
@@ -295,7 +295,7 @@ def read_part(cls: type[P], value: dict[str, Any], path: str = "", *, is_strict:
     Raises:
         DecodeError: a field is wrong.
     """
-    return typing.cast(P, _schema(cls, is_strict=is_strict)(value, path))
+    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=is_strict)(value, path))
 
 
 def pack(value: object) -> bytes:
@@ -369,7 +369,8 @@ def to_map(part: Any, cls: Any = None) -> dict[str, Any]:
         cls: the dataclass that says which of its fields; None: its own.
     """
     result = {}
-    for name, default, convert in _conversions(cls or type(part)):
+    kind: Any = cls or type(part)
+    for name, default, convert in _conversions(kind):
         item = getattr(part, name)
         if item != default:
             result[name] = item if convert is None or item is None else convert(item)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .folders import GENERATION_HEADER
+from .text import last_words
 
 BLOCK_BYTES = 64 * 1024
 MAX_ROTATED = 9
@@ -19,18 +20,14 @@ MAX_ROTATED = 9
 ESCAPES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Sequences that could move a reader's cursor; a worker's libraries may well print them."""
 
-ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
-"""Lines that are written in every life of a worker, and the end of a fault handler's report."""
-
 
 def last_line(path: Path) -> str:
     """Return the last line of the latest life that says anything about a failure, or else the last
     that is not empty."""
     lines = [line for line in tail(path, 20) if line.strip()]
     begins = [n for n, line in enumerate(lines) if GENERATION_HEADER.match(line)]
-    latest = lines[begins[-1] :] if begins else lines
-    telling = [line for line in latest if not ROUTINE.match(line)]
-    return (telling or lines or [""])[-1]
+    latest = lines[begins[-1] + 1 :] if begins else lines
+    return last_words(latest) or (lines or [""])[-1]
 
 
 def tail(path: Path, count: int, end: int | None = None) -> list[str]:

@@ -291,8 +291,9 @@ UNUSUAL = [
     *(packed(body=body) for body in (
         None, b"", "\x81\xa4text", b"\x80", HALF, HALF + b"\x05", HALF + b"\xa1\xff",
         HALF + b"\xc1", HALF + b"\xa1xy", HALF + b"\x91" * 5000, b"\x81\xa4stop\xa1x",
-        *(pack_body(DeltaBody(text="x", **more)) for more in (
-            {"channel": Channel.REASONING}, {"logprobs": []}, {"stop": "x"})))),
+        *map(pack_body, (
+            DeltaBody(text="x", channel=Channel.REASONING), DeltaBody(text="x", logprobs=[]),
+            DeltaBody(text="x", stop="x"))))),
     packed(more=1), packed()[:-1], packed() + b"\x00", b"",
     *(b"\x82\xa4type\xa6deltas\xa6deltas" + end
       for end in (b"", b"\x05", b"\x91\x05", b"\x91\x90", b"\x81\x05\x05")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas
 from mlxsup.protocol.codec import encode
@@ -21,7 +21,7 @@ def piece(
     *,
     tokens: bytes = b"",
     channel: Channel = Channel.CONTENT,
-    logprobs: Sequence[Logprobs] | None = None,
+    logprobs: list[Logprobs] | None = None,
     stop: str | None = None,
 ) -> ClientDelta:
     """Return a piece of a stream."""
