@@ -192,7 +192,7 @@ class IoThread:
         poller.register(self._woken, zmq.POLLIN)
         link = connection.link
         if link is not None and link.monitor is not None:
-            poller.register(link.socket, zmq.POLLIN | (zmq.POLLOUT if link.has_unsent else 0))
+            poller.register(link.socket, zmq.POLLIN)
             poller.register(link.monitor, zmq.POLLIN)
         timeout_ms: int | None = None
         if is_more:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections import deque
 from enum import Enum, auto
 from typing import Any
 
@@ -48,8 +47,6 @@ class Link:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        # Bounded by what the client's owner has open at once.
-        self._unsent: deque[list[bytes]] = deque()
         self.was_connected = False
         self.was_turned_away = False
         self.was_reset = False
@@ -62,8 +59,10 @@ class Link:
             self.socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
             self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-            # The client always keeps reading, and bounds its inboxes itself.
+            # The client always keeps reading, and bounds its inboxes itself; what is unsent is
+            # bounded by what its owner has open at once.
             self.socket.setsockopt(zmq.RCVHWM, 0)
+            self.socket.setsockopt(zmq.SNDHWM, 0)
             self.monitor = self.socket.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED
                 | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -77,24 +76,9 @@ class Link:
             self.close(linger_ms=0)
             raise
 
-    @property
-    def has_unsent(self) -> bool:
-        """Return whether the socket took less than it was given."""
-        return bool(self._unsent)
-
     def send(self, frames: list[bytes]) -> None:
-        """Send frames in order, or keep what the socket does not take yet."""
-        self._unsent.append(frames)
-        self.flush()
-
-    def flush(self) -> None:
-        """Send as much of what was kept as the socket takes."""
-        while self._unsent:
-            try:
-                self.socket.send_multipart(self._unsent[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._unsent.popleft()
+        """Send frames in order; libzmq keeps those that the daemon has no room for yet."""
+        self.socket.send_multipart(frames, zmq.NOBLOCK)
 
     def receive(self) -> bytes | None:
         """Return the next message, each of which has one frame; None if there is none now."""
