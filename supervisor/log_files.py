@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
+from mlxsup.protocol.folders import rotated
+
 MAX_LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
 """The files that each log has: the current one, and the older `.1` and `.2`."""
@@ -112,12 +114,9 @@ class RotatingFile:
     def _rotate(self) -> None:
         self.close()
         for number in range(LOG_FILES - 1, 0, -1):
-            older = self._numbered(number - 1)
+            older = rotated(self.path, number - 1)
             if older.exists():
-                os.replace(older, self._numbered(number))
-
-    def _numbered(self, number: int) -> Path:
-        return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")
+                os.replace(older, rotated(self.path, number))
 
     def _report_trouble(self, error: OSError) -> None:
         now = self._clock()
