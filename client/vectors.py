@@ -90,9 +90,9 @@ def packed_vectors(result: Result) -> list[bytes]:
     if result.finish_reason is FinishReason.CANCELLED:
         message = "the request was cancelled before all of its texts were answered"
         raise RequestError.of(RemoteError(ErrorCode.INTERNAL, message, retryable=True))
-    by_number = dict(zip(result.token_ids, result.vectors, strict=False))
-    if sorted(by_number) != list(range(len(result.vectors))):
+    if sorted(result.token_ids) != list(range(len(result.vectors))):
         raise internal("a vector is missing, or came twice")
+    by_number = dict(zip(result.token_ids, result.vectors, strict=True))
     return [by_number[number] for number in range(len(by_number))]
 
 

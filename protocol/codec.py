@@ -459,7 +459,7 @@ def _check_for(hint: Any, is_strict: bool) -> Check:
     if origin in (list, tuple):
         return _list_check(_check_for(typing.get_args(hint)[0], is_strict), origin)
     if origin is dict:
-        return _type_check((dict,), "a map")
+        return _map_check
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_check(hint)
     if is_dataclass(hint):
@@ -474,6 +474,12 @@ def _type_check(kinds: tuple[type, ...], expected: str) -> Check:
         return value
 
     return check
+
+
+def _map_check(value: Any, path: str) -> Any:
+    if type(value) is not dict or not all(type(key) is str for key in value):
+        raise undecodable(f"{path} must be a map with texts as keys")
+    return value
 
 
 def _number_check(value: Any, path: str) -> float:
