@@ -107,7 +107,7 @@ class ClientBase(ABC, Generic[StreamType, Answer]):
 
     Args:
         endpoint: `ipc://…`; by default, that of the daemon which commands without options use
-            (`places.find_place`).
+            (`discovery.find_place`).
 
     Raises:
         ValueError: the endpoint is invalid, or the configuration file that names it cannot be read.

@@ -207,15 +207,13 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
             return
         for descriptor in _descriptors(old):
             self._loop.remove_reader(descriptor)
-        if new is not None and new.monitor is not None:
+        if new is not None:
             self._loop.add_reader(new.socket.FD, self._on_messages)
             self._loop.add_reader(new.monitor.FD, self._pump_soon)
 
 
 def _descriptors(link: Link | None) -> list[int]:
-    if link is None or link.monitor is None:
-        return []
-    return [link.socket.FD, link.monitor.FD]
+    return [] if link is None else [link.socket.FD, link.monitor.FD]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

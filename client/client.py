@@ -191,7 +191,7 @@ class IoThread:
         poller = zmq.Poller()
         poller.register(self._woken, zmq.POLLIN)
         link = connection.link
-        if link is not None and link.monitor is not None:
+        if link is not None:
             poller.register(link.socket, zmq.POLLIN)
             poller.register(link.monitor, zmq.POLLIN)
         timeout_ms: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from contextlib import ExitStack
 from enum import Enum, auto
 from typing import Any
 
@@ -52,9 +53,9 @@ class Link:
         self.was_reset = False
         self.was_heard = False
         self.state = LinkState.CONNECTING
-        self.monitor: zmq.Socket[bytes] | None = None
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.socket.close, 0)
             self.socket.setsockopt(zmq.LINGER, 0)
             self.socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
@@ -63,7 +64,7 @@ class Link:
             # bounded by what its owner has open at once.
             self.socket.setsockopt(zmq.RCVHWM, 0)
             self.socket.setsockopt(zmq.SNDHWM, 0)
-            self.monitor = self.socket.get_monitor_socket(
+            self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED
                 | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
                 | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -71,10 +72,9 @@ class Link:
                 | zmq.EVENT_CLOSED
                 | zmq.EVENT_DISCONNECTED
             )
+            undo.callback(self.monitor.close, 0)
             self.socket.connect(endpoint)
-        except zmq.ZMQError:
-            self.close(linger_ms=0)
-            raise
+            undo.pop_all()
 
     def send(self, frames: list[bytes]) -> None:
         """Send frames in order; libzmq keeps those that the daemon has no room for yet."""
@@ -96,9 +96,8 @@ class Link:
 
     def update(self) -> LinkState:
         """Return the state, after reading the monitor. LOST may leave messages to receive."""
-        monitor = self.monitor
-        while monitor is not None and self.state is not LinkState.LOST and _has_message(monitor):
-            frames = monitor.recv_multipart(zmq.NOBLOCK)
+        while self.state is not LinkState.LOST and _has_message(self.monitor):
+            frames = self.monitor.recv_multipart(zmq.NOBLOCK)
             # `zmq.utils.monitor` would do this, but it imports asyncio.
             event, value = MONITOR_EVENT.unpack(frames[0])
             if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
@@ -115,8 +114,7 @@ class Link:
     def close(self, linger_ms: int) -> None:
         """End the connection; what was sent has this long to leave."""
         self.socket.disable_monitor()
-        if self.monitor is not None:
-            self.monitor.close(0)
+        self.monitor.close(0)
         self.socket.close(linger_ms)
 
 

@@ -148,7 +148,7 @@ def test_thread_waits_until_silence_is_judged_P2(
 def test_thread_waits_for_the_link(driven: Driven) -> None:
     link = SimpleNamespace(socket="socket", monitor="monitor")
     driven.connection.link = link
-    driven.on_poll = [lambda: setattr(link, "monitor", None), enough]
+    driven.on_poll = [lambda: setattr(driven.connection, "link", None), enough]
     driven.run_until_enough()
     own = (driven.woken, zmq.POLLIN)
     assert driven.polls == [
