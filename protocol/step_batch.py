@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Annotated, Any
 
 from .codec import Form, read_part, to_map, undecodable
@@ -68,6 +69,13 @@ class PackedRow(Row):
         return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(PackedRow))
 
 
+NEWS = tuple(one.name for one in fields(Row) if one.name not in REQUIRED)
+"""The fields in the map at the end of a row."""
+
+_news_of = attrgetter(*NEWS)
+NO_NEWS = _news_of(PackedRow(key=RequestKey(0)))
+
+
 class _PlainRow(PackedRow):
     """One that only has new tokens, as nearly all: three fields are written and not eight."""
 
@@ -86,9 +94,11 @@ def pack_rows(rows: Sequence[Row]) -> list[Any]:
     """Return the rows as msgpack packs them."""
     packed = []
     for row in rows:
-        more = to_map(row, Row)
-        plain = [more.pop("key"), more.pop("tokens", b""), row.body]
-        packed.append([*plain, more] if more else plain)
+        plain: list[Any] = [row.key, row.tokens, row.body]
+        if _news_of(row) != NO_NEWS:  # as of few
+            more = to_map(row, Row)
+            plain.append({name: more[name] for name in NEWS if name in more})
+        packed.append(plain)
     return packed
 
 
