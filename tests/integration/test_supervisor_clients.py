@@ -31,6 +31,7 @@ from mlxsup.supervisor.sockets import limits as limits_module
 from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Client
 from mlxsup.supervisor.sockets.connection import Connection
 from mlxsup.supervisor.sockets.outbox import MAX_MERGED_BYTES, Outbox
+from mlxsup.supervisor.sockets.peer import Names
 
 from support.client.clients_bench import (
     Bench,
@@ -130,6 +131,25 @@ def test_another_user_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await asyncio.to_thread(stranger.recv, 1) == b"", "ended without a greeting"
         assert bench.clients.admitted == 0
         assert bench.events == []
+
+    run(body)
+
+
+def test_a_connection_keeps_the_names_of_its_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def of_process(pid: int | None) -> Names:
+        asked.append(pid)
+        return Names(process=f"name {len(asked)}")
+
+    monkeypatch.setattr(Names, "of_process", of_process)
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        for number in range(3):
+            peer.say(generate(f"r{number}"))
+        assert [said.process for said in await bench.said(3)] == ["name 1"] * 3
+        assert asked == [os.getpid()]
 
     run(body)
 
