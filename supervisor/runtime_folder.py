@@ -18,14 +18,18 @@ from mlxsup.protocol.folders import (
     LEARNED_NAME,
     LOCK_NAME,
     LOG_DIR_NAME,
+    LOGS_NAME,
     check_runtime_dir,
     worker_socket_name,
 )
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.key_file import KEY_RECORD_NAME, MARK_NAME
 from mlxsup.protocol.regular_file import replace_file, room_hint
 
+from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
 from .process_identity import process_identity
 from .sockets.limits import MAX_CONNECTIONS, MIN_CONNECTIONS
+from .workers.orphans import RECORD_NAME
 
 UNUSABLE_EXIT_CODE = 73
 ALREADY_RUNNING_EXIT_CODE = 75
@@ -40,6 +44,19 @@ FILES_PER_MODEL = 16
 MAX_OPEN_FILES = 65_536
 MAX_OPEN_FILES_MACOS = 10_240
 """The kernel refuses more than this if the hard limit says "unlimited"."""
+
+
+OWN_NAMES = {
+    LOCK_NAME,
+    LEARNED_NAME,
+    LOG_DIR_NAME,
+    LOGS_NAME,
+    MARK_NAME,
+    KEY_RECORD_NAME,
+    RECORD_NAME,
+    MEASUREMENTS_NAME,
+}
+"""What mlxsup keeps in a runtime folder, besides sockets."""
 
 
 class RuntimeFolderError(Exception):
@@ -216,8 +233,7 @@ def _enough(open_files: int, models: int) -> int:
     if missing > 0:
         raise RuntimeFolderError(
             f"only {open_files} files may be open at once, but the daemon needs "
-            f"{open_files + missing} for "
-            f"its models ({models})",
+            f"{open_files + missing} for its models ({models})",
             hint="raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)",
         )
     return open_files
@@ -277,10 +293,28 @@ def _check_private(path: Path, status: os.stat_result) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode != 0o700:
         raise RuntimeFolderError(
-            f"the runtime folder {path} has mode {mode:04o}, so other users may access its sockets",
-            hint=f"run: chmod 0700 {shlex.quote(str(path))}; if other programs use it, set "
-            "runtime_dir to a new folder",
+            (
+                f"the runtime folder {path} has mode {mode:04o}, so other users may access its "
+                "sockets"
+            ),
+            hint=_mode_hint(path),
         )
+
+
+def _mode_hint(path: Path) -> str:
+    """Return a hint, with no command that could lock others out of a folder that they share."""
+    own = "set runtime_dir to a new folder; mlxsup creates it with mode 0700"
+    try:
+        with os.scandir(path) as entries:
+            is_ours = all(is_own_name(entry.name) for entry in entries)
+    except OSError:
+        return own
+    return f"run: chmod 0700 {shlex.quote(str(path))}" if is_ours else own
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether mlxsup gives this name to what it keeps in a runtime folder."""
+    return name in OWN_NAMES or name.removesuffix(BEAT_SUFFIX).endswith(".sock")
 
 
 def _take_lock(path: Path, gate_lock: int = fcntl.LOCK_EX) -> int:

@@ -168,7 +168,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     folder.chmod(0o770)
     assert refusal_of(folder) == (
         f"the runtime folder {folder} has mode 0770, so other users may access its sockets",
-        f"run: chmod 0700 {folder}; if other programs use it, set runtime_dir to a new folder",
+        f"run: chmod 0700 {folder}",
     )
     folder.chmod(0o700)
     (folder / "w1.sock").mkdir()
@@ -183,6 +183,28 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
         f"the runtime folder {folder} belongs to another user (uid {uid})",
         "set runtime_dir to a folder that you own",
     )
+
+
+def test_chmod_is_not_advised_for_a_folder_with_foreign_files_or_an_unreadable_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = "set runtime_dir to a new folder; mlxsup creates it with mode 0700"
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    own = "client.sock w1.sock w1.sock.beat lock learned log_dir logs keys_in_force key_file"
+    for name in f"{own} workers.json measured.json".split():
+        (folder / name).touch()
+    assert refusal_of(folder)[1] == f"run: chmod 0700 {folder}"
+    (folder / "mail").touch()
+    assert refusal_of(folder)[1] == elsewhere
+    (folder / "mail").unlink()
+
+    def fail(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "scandir", fail)
+    assert refusal_of(folder)[1] == elsewhere
+    monkeypatch.undo()  # the folder is removed afterwards
 
 
 def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> None:
