@@ -102,30 +102,12 @@ class GenerateParameters(RequestOptions, total=False):
     response_format: dict[str, Any] | None
 
 
-class TokenizeParameters(TypedDict, total=False):
-    """The keyword arguments of `tokenize`; those of its inputs are as in `generate`.
-
-    With `add_special_tokens=False` a text does not begin with the begin-of-text token, and with
-    `add_generation_prompt=False` a chat ends with its last message.
-    """
-
-    prompt: str | None
-    messages: list[dict[str, Any]] | None
-    messages_as_text: bool | None
-    tools: list[dict[str, Any]] | None
-    chat_template_kwargs: dict[str, Any] | None
-    continue_final_message: bool | None
-    add_special_tokens: bool
-    add_generation_prompt: bool
-    client: str | None
-
-
 class ClientBase(ABC, Generic[StreamType, Answer]):
     """A client of one daemon.
 
     Args:
         endpoint: `ipc://…`; by default, that of the daemon which commands without options use
-            (`places.find_place`).
+            (`discovery.find_place`).
 
     Raises:
         ValueError: the endpoint is invalid, or the configuration file that names it cannot be read.
@@ -226,24 +208,6 @@ class ClientBase(ABC, Generic[StreamType, Answer]):
         """
         attach = Attach(id=self._ids.next(), request=check_request(request))
         return self._open_stream(attach.id, encode(attach), None)
-
-    def _tokenizing(
-        self,
-        model: str,
-        *,
-        ids: bool,
-        add_special_tokens: bool = True,
-        add_generation_prompt: bool = True,
-        client: str | None = None,
-        **body: Any,
-    ) -> StreamType:
-        """Send a request for the tokens of a prompt, or for their text."""
-        asked = {
-            "ids": ids,
-            "add_special_tokens": add_special_tokens,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        return self._send(model, {**body, "echo": not ids, "tokenize": asked}, client=client)
 
     def _send(
         self, model: str, body: dict[str, Any], *, on_notice: OnNotice | None = None, **options: Any

@@ -13,7 +13,7 @@ from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Command
 
-from .api import ClientBase, GenerateParameters, RequestOptions, TokenizeParameters
+from .api import ClientBase, GenerateParameters, RequestOptions
 from .async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from .connection import Connection
 from .link import Link
@@ -101,16 +101,6 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
             async for _ in stream:
                 pass
         return stream.result
-
-    async def tokenize(self, model: str, **parameters: Unpack[TokenizeParameters]) -> list[int]:
-        """Do what `Client.tokenize` does."""
-        stream = self._tokenizing(model, ids=True, **parameters)
-        return (await self._read_out(stream)).prompt_token_ids
-
-    async def detokenize(self, model: str, tokens: list[int]) -> str:
-        """Do what `Client.detokenize` does."""
-        stream = self._tokenizing(model, ids=False, prompt_tokens=tokens)
-        return (await self._read_out(stream)).prompt
 
     def events(self) -> AsyncEventStream:
         """Return the changes of states from now on."""
@@ -217,15 +207,13 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
             return
         for descriptor in _descriptors(old):
             self._loop.remove_reader(descriptor)
-        if new is not None and new.monitor is not None:
+        if new is not None:
             self._loop.add_reader(new.socket.FD, self._on_messages)
             self._loop.add_reader(new.monitor.FD, self._pump_soon)
 
 
 def _descriptors(link: Link | None) -> list[int]:
-    if link is None or link.monitor is None:
-        return []
-    return [link.socket.FD, link.monitor.FD]
+    return [] if link is None else [link.socket.FD, link.monitor.FD]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -18,7 +18,7 @@ from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Command
 
-from .api import ClientBase, GenerateParameters, RequestOptions, TokenizeParameters
+from .api import ClientBase, GenerateParameters, RequestOptions
 from .connection import Connection
 from .parameters import answer_limit_s, unanswered
 from .results import Delta, Notice, Result
@@ -191,8 +191,8 @@ class IoThread:
         poller = zmq.Poller()
         poller.register(self._woken, zmq.POLLIN)
         link = connection.link
-        if link is not None and link.monitor is not None:
-            poller.register(link.socket, zmq.POLLIN | (zmq.POLLOUT if link.has_unsent else 0))
+        if link is not None:
+            poller.register(link.socket, zmq.POLLIN)
             poller.register(link.monitor, zmq.POLLIN)
         timeout_ms: int | None = None
         if is_more:
@@ -285,24 +285,6 @@ class Client(ClientBase[Stream, dict[str, Any]]):
         """
         body = rerank_body(query, documents, truncate)
         return ranking_of(self._read_out(self._send(model, body, **options)), top_n)
-
-    def tokenize(self, model: str, **parameters: Unpack[TokenizeParameters]) -> list[int]:
-        """Return the ids of a prompt, as `generate` would make them of the same arguments.
-
-        Nothing is computed; the model is loaded if need be.
-
-        Raises:
-            RequestError, ConnectionLost: the request ended with this error.
-        """
-        return self._read_out(self._tokenizing(model, ids=True, **parameters)).prompt_token_ids
-
-    def detokenize(self, model: str, tokens: list[int]) -> str:
-        """Return the text of token ids, special ones included.
-
-        Raises:
-            RequestError, ConnectionLost: the request ended with this error.
-        """
-        return self._read_out(self._tokenizing(model, ids=False, prompt_tokens=tokens)).prompt
 
     def events(self) -> EventStream:
         """Return the changes of states from now on."""

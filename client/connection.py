@@ -100,11 +100,10 @@ class Connection:
         self._carry_out(self._session.cancel(request_id))
 
     def pump(self) -> bool:
-        """Send and receive what is possible; return whether there may be more at once."""
+        """Receive what has come; return whether there may be more at once."""
         link = self.link
         if link is None:
             return False
-        link.flush()
         # Checked first: what had arrived before the end of the connection is read below.
         is_lost = link.update() is LinkState.LOST
         if link.has_message() and self._receive(link):
@@ -120,10 +119,7 @@ class Connection:
 
     def pump_messages(self) -> bool:
         """Do the same when only messages can be new: neither the link's end nor its silence."""
-        if self.link is None:
-            return False
-        self.link.flush()
-        return self._receive(self.link)
+        return self.link is not None and self._receive(self.link)
 
     def _receive(self, link: Link) -> bool:
         """Handle what has come; return whether there may be more."""

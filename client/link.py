@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections import deque
+from contextlib import ExitStack
 from enum import Enum, auto
 from typing import Any
 
@@ -48,23 +48,23 @@ class Link:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        # Bounded by what the client's owner has open at once.
-        self._unsent: deque[list[bytes]] = deque()
         self.was_connected = False
         self.was_turned_away = False
         self.was_reset = False
         self.was_heard = False
         self.state = LinkState.CONNECTING
-        self.monitor: zmq.Socket[bytes] | None = None
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.socket.close, 0)
             self.socket.setsockopt(zmq.LINGER, 0)
             self.socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
             self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-            # The client always keeps reading, and bounds its inboxes itself.
+            # The client always keeps reading, and bounds its inboxes itself; what is unsent is
+            # bounded by what its owner has open at once.
             self.socket.setsockopt(zmq.RCVHWM, 0)
-            self.monitor = self.socket.get_monitor_socket(
+            self.socket.setsockopt(zmq.SNDHWM, 0)
+            self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED
                 | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
                 | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -72,29 +72,13 @@ class Link:
                 | zmq.EVENT_CLOSED
                 | zmq.EVENT_DISCONNECTED
             )
+            undo.callback(self.monitor.close, 0)
             self.socket.connect(endpoint)
-        except zmq.ZMQError:
-            self.close(linger_ms=0)
-            raise
-
-    @property
-    def has_unsent(self) -> bool:
-        """Return whether the socket took less than it was given."""
-        return bool(self._unsent)
+            undo.pop_all()
 
     def send(self, frames: list[bytes]) -> None:
-        """Send frames in order, or keep what the socket does not take yet."""
-        self._unsent.append(frames)
-        self.flush()
-
-    def flush(self) -> None:
-        """Send as much of what was kept as the socket takes."""
-        while self._unsent:
-            try:
-                self.socket.send_multipart(self._unsent[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._unsent.popleft()
+        """Send frames in order; libzmq keeps those that the daemon has no room for yet."""
+        self.socket.send_multipart(frames, zmq.NOBLOCK)
 
     def receive(self) -> bytes | None:
         """Return the next message, each of which has one frame; None if there is none now."""
@@ -112,9 +96,8 @@ class Link:
 
     def update(self) -> LinkState:
         """Return the state, after reading the monitor. LOST may leave messages to receive."""
-        monitor = self.monitor
-        while monitor is not None and self.state is not LinkState.LOST and _has_message(monitor):
-            frames = monitor.recv_multipart(zmq.NOBLOCK)
+        while self.state is not LinkState.LOST and _has_message(self.monitor):
+            frames = self.monitor.recv_multipart(zmq.NOBLOCK)
             # `zmq.utils.monitor` would do this, but it imports asyncio.
             event, value = MONITOR_EVENT.unpack(frames[0])
             if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
@@ -131,8 +114,7 @@ class Link:
     def close(self, linger_ms: int) -> None:
         """End the connection; what was sent has this long to leave."""
         self.socket.disable_monitor()
-        if self.monitor is not None:
-            self.monitor.close(0)
+        self.monitor.close(0)
         self.socket.close(linger_ms)
 
 

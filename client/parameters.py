@@ -156,6 +156,8 @@ def check_count(parameter: str, value: int | None) -> int | None:
 
 def check_changes(changes: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return changes of a configuration: by the name of the key, its value as text, or None."""
+    if not isinstance(changes, Mapping):
+        raise _wrong("changes", "a map of texts by key", changes)
     for key, value in changes.items():
         check_name("the key", key)
         if value is not None and not isinstance(value, str):

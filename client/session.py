@@ -29,10 +29,10 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId, unpack_tokens
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason
-from mlxsup.protocol.text_pieces import TextPiece, read_text_pieces
 
 from .errors import ConnectionLost, RequestError, SubscriptionClosed, internal
 from .results import Delta, Notice, Result
+from .text_pieces import TextPiece, read_text_pieces
 from .tool_calls import read_tool_calls
 
 SILENCE_LIMIT_S = 3.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -66,9 +66,9 @@ def embed_body(
     input_type: str | None,
     truncate: bool | None,
 ) -> dict[str, Any]:
-    """Return the fields of a request for embeddings; one text alone is an error of its own."""
+    """Return the fields of a request for embeddings."""
     return {
-        "texts": texts if isinstance(texts, str) else list(texts),
+        "texts": _listed(texts),
         "dimensions": dimensions,
         "input_type": input_type,
         "truncate": truncate,
@@ -77,8 +77,12 @@ def embed_body(
 
 def rerank_body(query: str, documents: Sequence[str], truncate: bool | None) -> dict[str, Any]:
     """Return the fields of a request for a ranking."""
-    texts = documents if isinstance(documents, str) else list(documents)
-    return {"texts": texts, "query": query, "truncate": truncate}
+    return {"texts": _listed(documents), "query": query, "truncate": truncate}
+
+
+def _listed(texts: object) -> object:
+    """Return texts as a list; one text alone, or what is none, is left for the body to refuse."""
+    return list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else texts
 
 
 def packed_vectors(result: Result) -> list[bytes]:
@@ -90,9 +94,9 @@ def packed_vectors(result: Result) -> list[bytes]:
     if result.finish_reason is FinishReason.CANCELLED:
         message = "the request was cancelled before all of its texts were answered"
         raise RequestError.of(RemoteError(ErrorCode.INTERNAL, message, retryable=True))
-    by_number = dict(zip(result.token_ids, result.vectors, strict=False))
-    if sorted(by_number) != list(range(len(result.vectors))):
+    if sorted(result.token_ids) != list(range(len(result.vectors))):
         raise internal("a vector is missing, or came twice")
+    by_number = dict(zip(result.token_ids, result.vectors, strict=True))
     return [by_number[number] for number in range(len(by_number))]
 
 

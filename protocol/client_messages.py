@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, get_args
 
-from .codec import ErrorMap, Form, read_known, undecodable
-from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
+from .codec import ErrorMap, Form
+from .ids import ModelName, RequestId
 from .message import Command, Message, Record, record
 from .states import FinishReason, NoticeKind, Priority
 
@@ -307,7 +307,7 @@ class ClientDelta:
         id: the request this belongs to.
         seq: counts the pieces of this stream from 0, without gaps.
         tokens: new token ids, packed as `ids.pack_tokens` does.
-        body: what else there is to show, as the worker packed it: see `delta_body.read_body`.
+        body: what else there is to show, as the worker packed it: see `delta.read_body`.
     """
 
     id: RequestId
@@ -323,29 +323,12 @@ def _plain(deltas: list[ClientDelta]) -> list[dict[str, Any]]:
     ]
 
 
-def _read(value: Any, path: str) -> list[ClientDelta]:
-    """Return pieces that have arrived; one that is as it should be is read on a shorter way."""
-    if type(value) is not list:
-        raise undecodable(f"{path} must be a list")
-    deltas = []
-    for item in value:
-        if type(item) is dict and len(item) == 4:
-            parts: list[Any] = [item.get(name) for name in ("id", "seq", "tokens", "body")]
-            id, seq, tokens, body = parts
-            is_named = type(id) is str and 1 <= len(id) <= MAX_ID_CHARACTERS
-            if is_named and type(seq) is int and type(tokens) is type(body) is bytes:
-                deltas.append(ClientDelta(id=id, seq=seq, tokens=tokens, body=body))
-                continue
-        deltas.append(read_known(ClientDelta, item, path))
-    return deltas
-
-
 @record
 class Deltas(Message):
     """Supervisor → client: what one engine step produced for the streams of this connection."""
 
     TYPE: ClassVar[str] = "deltas"
-    deltas: Annotated[list[ClientDelta], Form(_read, _plain)]
+    deltas: Annotated[list[ClientDelta], Form(to_plain=_plain)]
 
 
 @record

@@ -13,7 +13,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
@@ -42,6 +42,12 @@ MAX_FRAME_BYTES = 40 * 1024 * 1024
 
 MAX_LINE_BYTES = 64 * 1024
 """Of a line of JSON: no wider than a pipe, so that it is written at once."""
+
+LIMITS = {"strict_map_key": True, "max_ext_len": 0}
+"""Of msgpack, which derives the others from the length of a frame."""
+
+STRICT_LIMITS = {"max_array_len": 1024, "max_map_len": 64, "max_str_len": 4096}
+"""Of a header from a process that is not ours."""
 
 PACK_BYTES = 4096
 """The buffer that a message is packed into at first; it grows as needed."""
@@ -77,11 +83,11 @@ class Form(NamedTuple):
     """The wire form of a field, given in its annotation if the type alone does not say it.
 
     Attributes:
-        check: checks what has arrived, and makes the value for the message.
+        check: checks what has arrived, and makes the value for the message; None: as the type says.
         to_plain: makes what is packed; None: as the type says.
     """
 
-    check: Check
+    check: Check | None = None
     to_plain: Convert | None = None
 
 
@@ -96,12 +102,10 @@ class Decoder(Generic[M]):
     """
 
     def __init__(self, classes: Iterable[type[M]], *, is_strict: bool) -> None:
-        self._plans = {cls.TYPE: _Plan(cls, is_strict=is_strict) for cls in classes}
+        self._classes = {cls.TYPE: cls for cls in classes}
+        self._is_strict = is_strict
         self._max_header_bytes = MAX_HEADER_BYTES if is_strict else MAX_FRAME_BYTES
-        # msgpack derives the remaining limits from the length of the frame.
-        self._limits: dict[str, Any] = {"strict_map_key": True, "max_ext_len": 0}
-        if is_strict:
-            self._limits |= {"max_array_len": 1024, "max_map_len": 64, "max_str_len": 4096}
+        self._limits = LIMITS | STRICT_LIMITS if is_strict else LIMITS
 
     def decode(self, frames: Sequence[bytes]) -> M:
         """Decode the frames of one multipart message.
@@ -123,12 +127,13 @@ class Decoder(Generic[M]):
                 request_id,
             )
         kind = header.pop("type", None)
-        plan = self._plans.get(kind) if isinstance(kind, str) else None
-        if plan is None:
-            known = ", ".join(sorted(self._plans))
+        cls = self._classes.get(kind) if isinstance(kind, str) else None
+        if cls is None:
+            known = ", ".join(sorted(self._classes))
             raise undecodable(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
         try:
-            return plan.build(header, frames[1] if len(frames) == 2 else None)
+            _add_body(header, frames[1:], cls)
+            return read_part(cls, header, is_strict=self._is_strict)
         except DecodeError as error:
             error.id = request_id
             raise
@@ -138,40 +143,24 @@ class Decoder(Generic[M]):
             raise undecodable(
                 f"a header has at most {self._max_header_bytes} bytes, not {len(frame)}"
             )
-        header = _unpack(frame, "the header", self._limits)
-        if not isinstance(header, dict):
-            raise undecodable("the header is not a msgpack map")
-        return header
+        return unpack_map(frame, "the header", self._limits)
 
 
-class _Plan(Generic[M]):
-    """The way in which messages of a class are read, found out once: there is one for each step of
-    an engine."""
+def _add_body(header: dict[str, Any], frames: Sequence[bytes], cls: type[Message]) -> None:
+    """Put the second frame into the header as the field `body`, or raise a DecodeError."""
+    has_body = _has_body(cls)
+    if has_body != bool(frames) or "body" in header:
+        wanted = "two frames, header and body" if has_body else "one frame"
+        raise undecodable(f"{cls.TYPE} must be {wanted}")
+    if frames:
+        [body] = frames
+        if len(body) > MAX_BODY_BYTES:
+            raise undecodable(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
+        header["body"] = body
 
-    def __init__(self, cls: type[M], *, is_strict: bool) -> None:
-        self._type = cls.TYPE
-        self._has_body = "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
-        self._schema: Check | None = None
-        self._cls: Any = cls
-        self._is_strict = is_strict
 
-    def build(self, header: dict[str, Any], body: bytes | None) -> M:
-        """Return the message.
-
-        Raises:
-            DecodeError: it is none of this class.
-        """
-        if self._has_body != (body is not None) or "body" in header:
-            wanted = "two frames, header and body" if self._has_body else "one frame"
-            raise undecodable(f"{self._type} must be {wanted}")
-        if body is not None:
-            if len(body) > MAX_BODY_BYTES:
-                raise undecodable(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
-            header["body"] = body
-        if self._schema is None:  # not before it is needed: most processes read few classes
-            self._schema = _schema(self._cls, is_strict=self._is_strict)
-        message: M = self._schema(header, "")
-        return message
+def _has_body(cls: type[Message]) -> bool:
+    return "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
 
 
 def encode(message: Message) -> list[bytes]:
@@ -181,11 +170,9 @@ def encode(message: Message) -> list[bytes]:
         ValueError, OverflowError, TypeError: a field has a value that msgpack cannot encode.
     """
     header = {"type": message.TYPE, **to_map(message)}
-    body = header.pop("body", None)
-    if body is None:
-        if "body" in message.__dataclass_fields__:  # type: ignore[attr-defined]
-            return [_packed_header(header), b""]
+    if not _has_body(type(message)):
         return [_packed_header(header)]
+    body = header.pop("body", b"")
     return [_packed_header(header), body]
 
 
@@ -257,7 +244,7 @@ def decode_body(frame: bytes) -> RequestBody | PoolingBody:
         RemoteError: `invalid_request`, naming what was wrong.
     """
     try:
-        value = _unpack(frame, "the body", {"strict_map_key": True, "max_ext_len": 0})
+        value = _unpack(frame, "the body", LIMITS)
     except DecodeError as error:
         raise RemoteError(error.code, error.message) from None
     body = body_of(value)
@@ -279,38 +266,36 @@ def body_of(value: object) -> RequestBody | PoolingBody:
     return RequestBody.from_wire(value)
 
 
-def unpack_map(packed: bytes, what: str) -> dict[str, Any]:
-    """Return a part of a message that was packed by itself.
+def unpack_map(packed: bytes, what: str, limits: Mapping[str, Any] = LIMITS) -> dict[str, Any]:
+    """Return a header, or a part of a message that was packed by itself.
 
     Args:
         packed: a msgpack map.
         what: what it is, for the error.
+        limits: of msgpack, by name.
 
     Raises:
         DecodeError: it is none.
     """
-    value = _unpack(packed, what, {"strict_map_key": True, "max_ext_len": 0})
+    value = _unpack(packed, what, limits)
     if not isinstance(value, dict):
         raise undecodable(f"{what} is not a msgpack map")
     return value
 
 
-def read_known(cls: type[P], value: dict[str, Any], path: str = "") -> P:
-    """Return a part of this class; its fields are checked, and unknown ones ignored.
-
-    Raises:
-        DecodeError: one is wrong.
-    """
-    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=False)(value, path))
-
-
-def read_part(cls: type[P], value: dict[str, Any], path: str) -> P:
+def read_part(cls: type[P], value: dict[str, Any], path: str = "", *, is_strict: bool = True) -> P:
     """Return a part of this class; its fields are checked.
 
+    Args:
+        cls: a dataclass.
+        value: its fields, by name.
+        path: of the field that holds it, for the error.
+        is_strict: whether unknown fields are refused; otherwise they are ignored.
+
     Raises:
-        DecodeError: one is wrong.
+        DecodeError: a field is wrong.
     """
-    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=True)(value, path))
+    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=is_strict)(value, path))
 
 
 def pack(value: object) -> bytes:
@@ -330,7 +315,7 @@ unpack: Callable[[bytes], Any] = msgpack.unpackb
 NOT_MSGPACK = (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError)
 
 
-def _unpack(frame: bytes, what: str, limits: dict[str, Any]) -> Any:
+def _unpack(frame: bytes, what: str, limits: Mapping[str, Any]) -> Any:
     try:
         return msgpack.unpackb(frame, raw=False, **limits)
     except NOT_MSGPACK as error:
@@ -368,7 +353,7 @@ def read_line(cls: type[P], line: bytes, what: str) -> P:
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be one line of JSON of at most 64 KiB")
     try:
-        return read_part(cls, value, "")
+        return read_part(cls, value)
     except DecodeError as error:
         raise ValueError(f"{what} is wrong: {error.message}") from None
 
@@ -376,11 +361,16 @@ def read_line(cls: type[P], line: bytes, what: str) -> P:
 # ---------------------------------------------------------------- dataclasses to maps
 
 
-def to_map(part: Any) -> dict[str, Any]:
-    """Return a message or another dataclass; fields with their default are left out."""
+def to_map(part: Any, cls: Any = None) -> dict[str, Any]:
+    """Return a message or another dataclass; fields with their default are left out.
+
+    Args:
+        part: what is sent.
+        cls: the dataclass that says which of its fields; None: its own.
+    """
     result = {}
-    cls: Any = type(part)
-    for name, default, convert in _conversions(cls):
+    kind: Any = cls or type(part)
+    for name, default, convert in _conversions(kind):
         item = getattr(part, name)
         if item != default:
             result[name] = item if convert is None or item is None else convert(item)
@@ -462,14 +452,14 @@ def _check_for(hint: Any, is_strict: bool) -> Check:
     origin = typing.get_origin(hint)
     if origin is Annotated:
         form: Form = hint.__metadata__[0]
-        return form.check
+        return form.check or _check_for(hint.__origin__, is_strict)
     if origin in (types.UnionType, typing.Union):
         inner = _check_for(_without_none(hint), is_strict)
         return lambda value, path: None if value is None else inner(value, path)
     if origin in (list, tuple):
         return _list_check(_check_for(typing.get_args(hint)[0], is_strict), origin)
     if origin is dict:
-        return _type_check((dict,), "a map")
+        return _map_check
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_check(hint)
     if is_dataclass(hint):
@@ -484,6 +474,12 @@ def _type_check(kinds: tuple[type, ...], expected: str) -> Check:
         return value
 
     return check
+
+
+def _map_check(value: Any, path: str) -> Any:
+    if type(value) is not dict or not all(type(key) is str for key in value):
+        raise undecodable(f"{path} must be a map with texts as keys")
+    return value
 
 
 def _number_check(value: Any, path: str) -> float:

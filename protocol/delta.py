@@ -6,11 +6,11 @@ them, and a body that cannot be read concerns one stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-from .codec import pack, read_known, unpack_map
-from .message import Logprobs, Record, TokenLogprob, record
+from .codec import pack, read_part, to_map, unpack_map
+from .message import Logprobs, Record, record
 from .states import Channel
 
 
@@ -42,36 +42,19 @@ class DeltaBody(Record):
     vector: bytes | None = None
 
 
-def pack_body(
-    text: str,
-    channel: Channel,
-    logprobs: Sequence[Logprobs] | None = None,
-    stop: str | None = None,
-    sampling: Mapping[str, float] | None = None,
-    stop_token: int | None = None,
-    prompt_tokens: bytes = b"",
-    vector: bytes | None = None,
-) -> bytes:
-    """Return the bytes of a body; fields with their default are left out."""
-    plain: dict[str, Any] = {"text": text} if text else {}
-    if channel is not Channel.CONTENT:
-        plain["channel"] = channel.value
-    if logprobs is not None:
-        plain["logprobs"] = [
-            {"chosen": _plain(one.chosen), "top": [_plain(other) for other in one.top]}
-            for one in logprobs
-        ]
-    if stop is not None:
-        plain["stop"] = stop
-    if sampling:
-        plain["sampling"] = sampling
-    if stop_token is not None:
-        plain["stop_token"] = stop_token
-    if prompt_tokens:
-        plain["prompt_tokens"] = prompt_tokens
-    if vector is not None:
-        plain["vector"] = vector
-    return pack(plain)
+_others_of = attrgetter(*(name for name in DeltaBody.__slots__ if name != "text"))
+NO_OTHERS = _others_of(DeltaBody())
+
+
+def pack_body(body: Any) -> bytes:
+    """Return the bytes of a body; fields with their default are left out.
+
+    Args:
+        body: a `DeltaBody`, or what has its fields.
+    """
+    if _others_of(body) == NO_OTHERS and body.text:  # as of nearly all
+        return pack({"text": body.text})
+    return pack(to_map(body, DeltaBody))
 
 
 def read_body(packed: bytes) -> DeltaBody:
@@ -83,9 +66,4 @@ def read_body(packed: bytes) -> DeltaBody:
     value = unpack_map(packed, "the body of a piece")
     if len(value) == 1 and type(text := value.get("text")) is str:
         return DeltaBody(text=text)  # as nearly all are
-    return read_known(DeltaBody, value)
-
-
-def _plain(one: TokenLogprob) -> dict[str, Any]:
-    plain = {"token": one.token, "logprob": one.logprob, "text": one.text}
-    return plain | {"raw_bytes": one.raw_bytes} if one.raw_bytes else plain
+    return read_part(DeltaBody, value, is_strict=False)

@@ -215,25 +215,34 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         UnreadableConfigError: it cannot be read, or is not TOML.
     """
+    text = _read_text(path)
     try:
-        return parse_toml(read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode())
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
+        return parse_toml(text)
     except (ValueError, RecursionError) as error:
-        message = f"{path} is not TOML: {error}"
-    raise UnreadableConfigError(message, path)
+        raise _not_toml(path, error) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode()
+    except OSError as error:
+        raise UnreadableConfigError(f"cannot read {path}: {error.strerror}", path) from None
+    except ValueError as error:
+        raise _not_toml(path, error) from None
+
+
+def _not_toml(path: Path, error: Exception) -> UnreadableConfigError:
+    return UnreadableConfigError(f"{path} is not TOML: {error}", path)
 
 
 def _folder_in(config: Path, key: str) -> Path | None:
     """Return a folder that a configuration names. Of a file that is not TOML, the line of the key
     counts: a daemon that runs can be asked and stopped while its file is wrong."""
+    text = _read_text(config)
     try:
-        table = read_toml(config).get("supervisor", {})
+        table = parse_toml(text).get("supervisor", {})
         value = table.get(key) if isinstance(table, dict) else None
-    except UnreadableConfigError:
-        text = _text_of(config)
-        if text is None:
-            raise
+    except (ValueError, RecursionError):
         lines = re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*([\"'])(.*)\1[ \t]*(?:#.*)?$", text, re.M)
         value = lines[0][1] if len(lines) == 1 else None
     if value is None:
@@ -241,10 +250,3 @@ def _folder_in(config: Path, key: str) -> Path | None:
     if not isinstance(value, str):
         raise UnreadableConfigError(f"{config}: supervisor.{key} must be a string", config)
     return absolute(value, config.expanduser().resolve().parent)
-
-
-def _text_of(config: Path) -> str | None:
-    try:
-        return read_regular(config.expanduser(), MAX_CONFIG_BYTES).decode()
-    except (OSError, ValueError):
-        return None

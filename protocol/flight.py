@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from .client_messages import Timings, Usage
-from .codec import MAX_LINE_BYTES, DecodeError, read_known, to_map
+from .codec import MAX_LINE_BYTES, DecodeError, read_part, to_map
 from .message import Record, record
 from .text import escaped
 
@@ -299,7 +299,7 @@ def read_recorded(value: object) -> Recorded:
     if cls is None:
         raise ValueError("an entry has a kind")
     try:
-        return Recorded(number=number, at=float(at), entry=read_known(cls, rest))
+        return Recorded(number=number, at=float(at), entry=read_part(cls, rest, is_strict=False))
     except DecodeError as error:
         raise ValueError(error.message) from None
 

@@ -64,9 +64,13 @@ def recorded_log_dir(runtime_dir: Path) -> Path | None:
 
 
 def log_path(log_dir: Path, name: str) -> Path:
-    """Return the file of a model's output, or of the daemon's own log; rotated files add `.1` and
-    so on."""
+    """Return the file of a model's output, or of the daemon's own log."""
     return log_dir / f"{name}.log"
+
+
+def rotated(path: Path, number: int) -> Path:
+    """Return the older file of a log that was renamed so many times; 0 for the log itself."""
+    return path.with_name(f"{path.name}.{number}") if number else path
 
 
 def generation_header(generation: int, pid: int, started: str) -> str:

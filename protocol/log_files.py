@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .folders import GENERATION_HEADER
+from .folders import GENERATION_HEADER, rotated
+from .text import last_words
 
 BLOCK_BYTES = 64 * 1024
 MAX_ROTATED = 9
@@ -19,18 +20,14 @@ MAX_ROTATED = 9
 ESCAPES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Sequences that could move a reader's cursor; a worker's libraries may well print them."""
 
-ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
-"""Lines that are written in every life of a worker, and the end of a fault handler's report."""
-
 
 def last_line(path: Path) -> str:
     """Return the last line of the latest life that says anything about a failure, or else the last
     that is not empty."""
     lines = [line for line in tail(path, 20) if line.strip()]
     begins = [n for n, line in enumerate(lines) if GENERATION_HEADER.match(line)]
-    latest = lines[begins[-1] :] if begins else lines
-    telling = [line for line in latest if not ROUTINE.match(line)]
-    return (telling or lines or [""])[-1]
+    latest = lines[begins[-1] + 1 :] if begins else lines
+    return last_words(latest) or (lines or [""])[-1]
 
 
 def tail(path: Path, count: int, end: int | None = None) -> list[str]:
@@ -43,15 +40,14 @@ def tail(path: Path, count: int, end: int | None = None) -> list[str]:
     """
     lines: deque[str] = deque()
     for number in itertools.count():
-        file_path = path if number == 0 else path.with_name(f"{path.name}.{number}")
-        try:
-            with file_path.open("rb") as file:
-                found = _tail_of(file, count - len(lines), end if number == 0 else None)
-        except (FileNotFoundError, NotADirectoryError):
+        file = _open(rotated(path, number))
+        if file is None:
             # The newest may be missing for a moment while it is being rotated.
             if number > 0:
                 break
             continue
+        with file:
+            found = _tail_of(file, count - len(lines), end if number == 0 else None)
         lines.extendleft(reversed(found))
         if len(lines) >= count:
             break
@@ -62,12 +58,9 @@ def all_lines(path: Path) -> list[str]:
     """Return every line that is still kept, oldest first; rotation bounds them."""
     lines: list[str] = []
     for number in range(MAX_ROTATED, -1, -1):
-        file_path = path if number == 0 else path.with_name(f"{path.name}.{number}")
-        try:
-            data = file_path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        lines += [clean(line) for line in data.removesuffix(b"\n").split(b"\n") if data]
+        if (file := _open(rotated(path, number))) is not None:
+            with file:
+                lines += [clean(line.removesuffix(b"\n")) for line in file]
     return lines
 
 

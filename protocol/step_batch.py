@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Annotated, Any
 
-from .codec import Form, read_part, undecodable
+from .codec import Form, read_part, to_map, undecodable
 from .ids import RequestKey
 from .states import FinishReason, PauseReason, RowState
 
@@ -49,7 +50,7 @@ class Row(ABC):
     @property
     @abstractmethod
     def body(self) -> bytes:
-        """Return what the client is shown, packed by `delta_body.pack_body`; empty: nothing."""
+        """Return what the client is shown, packed by `delta.pack_body`; empty: nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,6 +67,13 @@ class PackedRow(Row):
         if not isinstance(other, PackedRow):
             return NotImplemented
         return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(PackedRow))
+
+
+NEWS = tuple(one.name for one in fields(Row) if one.name not in REQUIRED)
+"""The fields in the map at the end of a row."""
+
+_news_of = attrgetter(*NEWS)
+NO_NEWS = _news_of(PackedRow(key=RequestKey(0)))
 
 
 class _PlainRow(PackedRow):
@@ -87,8 +95,9 @@ def pack_rows(rows: Sequence[Row]) -> list[Any]:
     packed = []
     for row in rows:
         plain: list[Any] = [row.key, row.tokens, row.body]
-        if more := _more(row):
-            plain.append(more)
+        if _news_of(row) != NO_NEWS:  # as of few
+            more = to_map(row, Row)
+            plain.append({name: more[name] for name in NEWS if name in more})
         packed.append(plain)
     return packed
 
@@ -126,26 +135,6 @@ def _read_row(item: Any, path: str) -> PackedRow:
     if row.tokens and not row.body:
         raise undecodable(f"{path}.body is empty, though there are tokens")
     return row
-
-
-def _more(row: Row) -> dict[str, Any]:
-    """Return the fields that most rows leave out."""
-    more: dict[str, Any] = {}
-    if row.prefill_s is not None:
-        more["prefill_s"] = row.prefill_s
-    if row.cached_tokens:
-        more["cached_tokens"] = row.cached_tokens
-    if row.is_prompt:
-        more["is_prompt"] = True
-    if row.warning is not None:
-        more["warning"] = row.warning
-    if row.finish is not None:
-        more["finish"] = row.finish.value
-    if row.paused is not None:
-        more["paused"] = row.paused.value
-    if row.pause_reason is not None:
-        more["pause_reason"] = row.pause_reason.value
-    return more
 
 
 Rows = Annotated[Sequence[Row], Form(read_rows, pack_rows)]

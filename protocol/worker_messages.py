@@ -344,16 +344,7 @@ class RowDelta(Row):
         has_end = self.stop is not None or self.stop_token is not None
         if not (self.text or self.tokens or self.logprobs or self.prompt_tokens or has_end):
             return b""
-        return pack_body(
-            self.text,
-            self.channel,
-            self.logprobs,
-            self.stop,
-            self.sampling,
-            self.stop_token,
-            self.prompt_tokens,
-            self.vector,
-        )
+        return pack_body(self)
 
 
 @record
@@ -432,7 +423,7 @@ class Rendered(Message):
 
     Attributes:
         number: of the question.
-        bodies: what a client is shown, packed by `delta_body.pack_body`, at least one; empty if
+        bodies: what a client is shown, packed by `delta.pack_body`, at least one; empty if
             this worker cannot say, because it is of another model than the one that answers.
     """
 

@@ -513,36 +513,30 @@ class App:
         self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
 
     def _reload(self, caller: Caller | None = None, is_dry: bool = False) -> None:
-        """Read the file again and check all of it; if it is wrong, nothing changes (P20).
-
-        While the file is being read, it is read once more for all who ask meanwhile: what was
-        written before they asked is what they get.
-        """
+        """Read the file again and check all of it; if it is wrong, nothing changes (P20)."""
         if not is_dry:
             self._announcer.reloads()
         self._asked.put_nowait(_Asked(caller, is_dry))
 
     async def _keep_rereading(self) -> None:
+        """Do what is asked of the configuration, one after the other: each reads what was written
+        before it was asked."""
         while True:
-            asked = [await self._asked.get()]
-            while not self._asked.empty():
-                asked.append(self._asked.get_nowait())
-            for one in asked:
-                if isinstance(one.change, SettingsQuery):
-                    await self._answered([one], self._tell_settings(one, one.change))
-                elif one.change is not None:
-                    await self._answered([one], self._change(one, one.change))
-            if reloads := [one for one in asked if one.change is None]:
-                await self._answered(reloads, self._read_anew(reloads))
+            await self._answered(await self._asked.get())
 
-    async def _answered(self, asked: Sequence[_Asked], doing: Coroutine[Any, Any, None]) -> None:
+    async def _answered(self, asked: _Asked) -> None:
         """Do what was asked of the configuration, or answer why it was not done.
 
         Nothing takes effect before `_adopt`, on the loop. So a bug that the text of a file or of a
         client leads to, on the way there, costs that request alone.
         """
         try:
-            await doing
+            if isinstance(asked.change, SettingsQuery):
+                await self._tell_settings(asked, asked.change)
+            else:
+                plan = None if asked.change is None else partial(_edit, asked.change)
+                done = await self._read(plan, is_dry=asked.is_dry)
+                self._loop.call_soon(self._adopt, asked, done)
         except (ConfigError, RefusedModelError) as error:
             self._loop.call_soon(self._refuse, asked, error)
         except Exception as error:  # noqa: BLE001 - see above
@@ -551,10 +545,6 @@ class App:
             detail = {"hint": "please report it with the file from `mlxsup why --report FILE`"}
             bug = RemoteError(ErrorCode.INTERNAL, message, detail=detail)
             self._loop.call_soon(self._refuse, asked, bug)
-
-    async def _read_anew(self, asked: Sequence[_Asked]) -> None:
-        done = await self._read(is_dry=all(one.is_dry for one in asked))
-        self._loop.call_soon(self._adopt, asked, done)
 
     async def _tell_settings(self, asked: _Asked, query: SettingsQuery) -> None:
         """Read what the file says about a model, as it is now."""
@@ -569,11 +559,6 @@ class App:
         answer = _placed({"model": query.model, "settings": settings}, path)
         read = SettingsRead(now=self._clock.now(), answer=answer, caller=caller)
         self._loop.call_soon(self.dispatch, read)
-
-    async def _change(self, asked: _Asked, change: AddModel | RemoveModel | Configure) -> None:
-        """Change the file and do what a reload does."""
-        done = await self._read(partial(_edit, change))
-        self._loop.call_soon(self._adopt, [asked], done)
 
     async def _read(
         self, plan: Callable[[DaemonConfig], Edit] | None = None, *, is_dry: bool = False
@@ -658,43 +643,39 @@ class App:
             )
             raise ConfigError([problem]) from None
 
-    def _refuse(self, asked: Sequence[_Asked], error: _Refused) -> None:
-        if any(one.change is None and not one.is_dry for one in asked):
+    def _refuse(self, asked: _Asked, error: _Refused) -> None:
+        if asked.change is None and not asked.is_dry:
             problems = error.problems if isinstance(error, ConfigError) else [str(error)]
             self._announcer.reload_refused(problems)
-        answer = _refusal(error)
-        for one in asked:
-            if one.caller is not None:
-                now = self._clock.now()
-                self.dispatch(ReloadRefused(now=now, error=answer, caller=one.caller))
+        if asked.caller is not None:
+            now, answer = self._clock.now(), _refusal(error)
+            self.dispatch(ReloadRefused(now=now, error=answer, caller=asked.caller))
 
-    def _adopt(self, asked: Sequence[_Asked], done: _Read) -> None:
-        """Put a configuration that was read into effect, unless all only ask what it would do."""
-        now, read, config = self._clock.now(), done.snapshot, done.snapshot.config
+    def _adopt(self, asked: _Asked, done: _Read) -> None:
+        """Put a configuration that was read into effect, unless it only asks what it would do."""
+        read, config, is_dry = done.snapshot, done.snapshot.config, asked.is_dry
         try:
             needs = self._memory.needs_of(read)
             room = self._room_for(config)
         except ConfigError as error:
             self._refuse(asked, error)
             return
-        is_dry = all(one.is_dry for one in asked)
-        later = changed_for_later(self._config, config)
         reloaded = Reloaded(
-            now=now,
+            now=self._clock.now(),
             settings=self._memory.settings_of(config, is_dry=is_dry),
             models=config.models,
-            later=later,
+            later=changed_for_later(self._config, config),
             needs=needs,
             unread=read.unread,
             answer=done.answer,
+            caller=asked.caller,
+            is_dry=is_dry,
         )
-        # What it would do is said before it is done.
-        for one in sorted(asked, key=lambda one: not one.is_dry):
-            if not one.is_dry:
-                self._clients.limit_to(room)
-                self._announcer.reloaded(later)
-                self._memory.adopt(read, needs)
-            self.dispatch(replace(reloaded, caller=one.caller, is_dry=one.is_dry))
+        if not is_dry:
+            self._clients.limit_to(room)
+            self._announcer.reloaded(reloaded.later)
+            self._memory.adopt(read, needs)
+        self.dispatch(reloaded)
 
     def _room_for(self, config: DaemonConfig) -> int:
         """Return the connections beside the new models and those still running.

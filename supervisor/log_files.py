@@ -16,7 +16,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+
+from mlxsup.protocol.folders import rotated
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
@@ -113,12 +114,9 @@ class RotatingFile:
     def _rotate(self) -> None:
         self.close()
         for number in range(LOG_FILES - 1, 0, -1):
-            older = self._numbered(number - 1)
+            older = rotated(self.path, number - 1)
             if older.exists():
-                os.replace(older, self._numbered(number))
-
-    def _numbered(self, number: int) -> Path:
-        return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")
+                os.replace(older, rotated(self.path, number))
 
     def _report_trouble(self, error: OSError) -> None:
         now = self._clock()
@@ -138,12 +136,6 @@ def _ends_within_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-class Unmade(NamedTuple):
-    """A piece that the writer's thread makes."""
-
-    make: Callable[[], bytes]
-
-
 class LogFile:
     """A log, as the code that writes to it has it; made by `LogWriter.open`.
 
@@ -161,19 +153,17 @@ class LogFile:
         self._work = work
         self._lock = threading.Lock()
         # Bounded by MAX_WAITING_BYTES, and a few marks.
-        self._pieces: list[bytes | Unmade | Callable[[RotatingFile], None]] = []
+        self._pieces: list[bytes | Callable[[RotatingFile], None]] = []
         self.waiting_bytes = 0
         self.lost_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Append, or drop and count if too much waits already."""
         with self._lock:
-            self._add(len(data), data)
-
-    def write_made(self, size_bytes: int, make: Callable[[], bytes]) -> None:
-        """Append what `make` returns on the writer's thread; until then it counts as that many."""
-        with self._lock:
-            self._add(size_bytes, Unmade(make))
+            if self.waiting_bytes + len(data) > MAX_WAITING_BYTES:
+                self.lost_bytes += len(data)
+            else:
+                self._keep(data)
 
     def skip(self, lost_bytes: int) -> None:
         """Record that this many bytes are dropped on purpose; the file says so."""
@@ -190,7 +180,7 @@ class LogFile:
             if self.lost_bytes:
                 kept = tail[-self.lost_bytes :]
                 self.lost_bytes -= len(kept)
-                self._keep(len(kept), kept)
+                self._keep(kept)
 
     def call(self, function: Callable[[RotatingFile], None]) -> None:
         """Have the writer's thread call this once everything before it is written."""
@@ -201,20 +191,14 @@ class LogFile:
         """Close the file once everything is written; a later write opens it again."""
         self.call(RotatingFile.close)
 
-    def _add(self, size_bytes: int, piece: bytes | Unmade) -> None:
-        if self.waiting_bytes + size_bytes > MAX_WAITING_BYTES:
-            self.lost_bytes += size_bytes
-        else:
-            self._keep(size_bytes, piece)
-
-    def _keep(self, size_bytes: int, piece: bytes | Unmade) -> None:
+    def _keep(self, data: bytes) -> None:
         if self.lost_bytes:
             lost_bytes, self.lost_bytes = self.lost_bytes, 0
             self._push(lambda file: file.skip(lost_bytes))
-        self.waiting_bytes += size_bytes
-        self._push(piece)
+        self.waiting_bytes += len(data)
+        self._push(data)
 
-    def _push(self, piece: bytes | Unmade | Callable[[RotatingFile], None]) -> None:
+    def _push(self, piece: bytes | Callable[[RotatingFile], None]) -> None:
         # Waking the thread for each of ten thousand entries costs six times as much as for all.
         if not self._pieces:
             self._work.put(self._write_out)
@@ -229,8 +213,6 @@ class LogFile:
         for piece in pieces:
             if isinstance(piece, bytes):
                 waiting += piece
-            elif isinstance(piece, Unmade):
-                waiting += piece.make()
             else:
                 if waiting:
                     self._file.write(bytes(waiting))

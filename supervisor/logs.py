@@ -41,9 +41,6 @@ MAX_MODELS_BYTES = 1024 * 1024
 MAX_REQUESTS_BYTES = 2 * 1024 * 1024
 """The sizes at which the files of the recorder are renamed."""
 
-REQUEST_BYTES = 1024
-"""As which an entry of a request counts while its disk hangs: more than almost every line takes."""
-
 ALIVE_INTERVAL_S = 5.0
 """Between two touches of the models' file, whose time says until when the daemon lived."""
 
@@ -160,11 +157,8 @@ class FlightRecorder:
 
     def write(self, entry: Entry) -> None:
         """Write what has just happened."""
-        recorded = self._next(entry)
-        if isinstance(entry, OF_REQUESTS):  # so often that the loop should not make their lines
-            self._requests.write_made(REQUEST_BYTES, recorded.to_line)
-        else:
-            self._models.write(recorded.to_line())
+        file = self._requests if isinstance(entry, OF_REQUESTS) else self._models
+        file.write(self._next(entry))
 
     def alive(self) -> None:
         """Have the time of the models' file say that the daemon is alive, every few seconds."""
@@ -176,13 +170,14 @@ class FlightRecorder:
 
     def ended(self, code: int) -> None:
         """Write that the daemon is about to exit."""
-        self._models.write(self._next(DaemonEnded(code=code)).to_line())
+        self._models.write(self._next(DaemonEnded(code=code)))
         self._models.close()
         self._requests.close()
 
-    def _next(self, entry: Entry) -> Recorded:
+    def _next(self, entry: Entry) -> bytes:
+        """Return the line of the next entry."""
         self._last_number += 1
-        return Recorded(number=self._last_number, at=self._wall(), entry=entry)
+        return Recorded(number=self._last_number, at=self._wall(), entry=entry).to_line()
 
 
 def _touch(file: RotatingFile) -> None:

@@ -210,11 +210,6 @@ def room_for(models: int, open_files: int, connected: int) -> int:
     return allowed
 
 
-def files_needed(models: int) -> int:
-    """Return how many open files a daemon with that many models needs."""
-    return RESERVED_FILES + FILES_PER_MODEL * models + MIN_CONNECTIONS
-
-
 def raise_open_file_limit(models: int) -> int:
     """Raise the soft limit of open files as far as is sensible, and return it.
 
@@ -234,11 +229,11 @@ def raise_open_file_limit(models: int) -> int:
 
 
 def _enough(open_files: int, models: int) -> int:
-    needed = files_needed(models)
-    if open_files < needed:
+    missing = MIN_CONNECTIONS - connections_within(open_files, models)
+    if missing > 0:
         raise RuntimeFolderError(
-            f"only {open_files} files may be open at once, but the daemon needs {needed} for "
-            f"its models ({models})",
+            f"only {open_files} files may be open at once, but the daemon needs "
+            f"{open_files + missing} for its models ({models})",
             hint="raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)",
         )
     return open_files

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.delta import pack_body
+from mlxsup.protocol.delta import DeltaBody, pack_body
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Channel
@@ -56,7 +56,9 @@ class _Job:
     def bodies(self) -> list[bytes]:
         """Return one body for each run of text in one channel, and for each tool call."""
         shown = self._shown or [(Channel.CONTENT, [])]
-        return [pack_body("".join(texts), channel) for channel, texts in shown]
+        return [
+            pack_body(DeltaBody(text="".join(texts), channel=channel)) for channel, texts in shown
+        ]
 
     def _show(self, piece: Piece) -> None:
         if not piece.text:

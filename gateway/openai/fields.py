@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlxsup.protocol.parameters import SAMPLING
+
 from ..fields import (
     KEEP_ALIVE,
     Field,
@@ -27,10 +29,8 @@ _BOTH = (
     used("stop", "a text, or a list of up to 16"),
     used("prompt_logprobs", "vLLM's: how likely each token of the prompt was, and so "
           "many of the likeliest in its place; not in a stream"),
-    *passed("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
-             "top_k", "min_p", "min_tokens", "repetition_penalty", "penalty_window",
-             "xtc_probability", "xtc_threshold", "stop_token_ids", "ignore_eos", "priority",
-             "response_format"),
+    *passed(*SAMPLING, "seed", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos",
+             "priority", "response_format"),
     KEEP_ALIVE,
     used("ttl", "LM Studio's name of `keep_alive`"),
     *time_limits(),

@@ -103,11 +103,6 @@ class WorkerLink(Owner[Connection]):
             self._listener.close()
             raise
 
-    @property
-    def has_unsent_messages(self) -> bool:
-        """True if messages wait for HELLO, or for room."""
-        return bool(self._early if self._peer is None else self._peer.outbox)
-
     def send(self, message: MessageToWorker) -> None:
         """Send, or keep what there is no room for, in order; sends nothing to a broken worker."""
         if self._is_broken:

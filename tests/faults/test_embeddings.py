@@ -61,13 +61,6 @@ def test_one_of_them_is_refused_and_the_model_serves_on(daemon: Daemon) -> None:
         assert len(best.results) == 2
 
 
-def test_tokens_are_there_as_of_a_model_that_writes_text(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        tokens = client.tokenize("m", prompt="tide moss", add_special_tokens=False)
-        assert client.detokenize("m", tokens) == "tide moss"
-        assert len(client.embed("m", ["tide moss"]).vectors) == 1, "it serves on"
-
-
 def test_many_clients_get_their_own(daemon: Daemon) -> None:
     with daemon.client() as one, Client(one.endpoint) as other:
         streams = [

@@ -106,6 +106,13 @@ def router(tmp_path: Path) -> Iterator[Router]:
     made.context.destroy(linger=0)
 
 
+def test_a_daemon_that_reads_late_gets_all_messages_in_order(router: Router) -> None:
+    sent = [RequestId(str(number)) for number in range(5000)]
+    for request_id in sent:
+        router.command(request_id)
+    assert [router.next() for _ in sent] == [Ping(id=request_id) for request_id in sent]
+
+
 def test_link_is_made_for_the_first_message(router: Router) -> None:
     assert (router.links, router.connection.link) == ([], None)
     assert not router.connection.pump()

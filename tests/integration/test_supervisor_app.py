@@ -24,10 +24,10 @@ from mlxsup.protocol.client_messages import (
     Reply,
     StatusQuery,
 )
-from mlxsup.protocol.delta import pack_body
+from mlxsup.protocol.delta import DeltaBody, pack_body
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.step_batch import PackedRow
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Ready, RowDelta, Step
@@ -302,7 +302,7 @@ def test_a_body_that_is_none_ends_its_stream_while_others_continue(body: bytes) 
             last = PackedRow(
                 key=second,
                 tokens=pack_tokens([2]),
-                body=pack_body("2 ", Channel.CONTENT),
+                body=pack_body(DeltaBody(text="2 ")),
                 finish=FinishReason.STOP,
             )
             await worker.say(Step(step=2, rows=[ended, last], between_steps=1))

@@ -31,6 +31,7 @@ from mlxsup.supervisor.sockets import limits as limits_module
 from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Client
 from mlxsup.supervisor.sockets.connection import Connection
 from mlxsup.supervisor.sockets.outbox import MAX_MERGED_BYTES, Outbox
+from mlxsup.supervisor.sockets.peer import Names
 
 from support.client.clients_bench import (
     Bench,
@@ -134,6 +135,25 @@ def test_another_user_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     run(body)
 
 
+def test_a_connection_keeps_the_names_of_its_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def of_process(pid: int | None) -> Names:
+        asked.append(pid)
+        return Names(process=f"name {len(asked)}")
+
+    monkeypatch.setattr(Names, "of_process", of_process)
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        for number in range(3):
+            peer.say(generate(f"r{number}"))
+        assert [said.process for said in await bench.said(3)] == ["name 1"] * 3
+        assert asked == [os.getpid()]
+
+    run(body)
+
+
 def test_only_the_client_that_ends_with_an_open_request_is_gone_D12() -> None:
     async def body(bench: Bench) -> None:
         peer, other = bench.peer(), bench.peer()
@@ -148,7 +168,11 @@ def test_only_the_client_that_ends_with_an_open_request_is_gone_D12() -> None:
             await bench.said(3 + number)
             bench.peers.pop().close()
         peer.close()
-        await eventually_async(lambda: len(bench.of_kind(ClientGone)) == 21)
+        watcher = bench.peer()
+        watcher.say(Subscribe(id=RequestId("s")))
+        await bench.said(23)
+        bench.peers.pop().close()
+        await eventually_async(lambda: len(bench.of_kind(ClientGone)) == 22)
         assert connection in [e.connection for e in bench.of_kind(ClientGone)]
         bench.clients.send(connection, done("a", 0))  # crosses its end: dropped
         bench.clients.send(bench.of_kind(ClientSaid)[1].connection, done("b", 0))
@@ -345,7 +369,10 @@ def test_a_client_that_never_reads_is_bounded_in_bytes_P15() -> None:
                 break
         assert [e.connection for e in bench.of_kind(ClientTooSlow)] == [heard.connection]
         (connection,) = [c for c in bench.connections.values() if c.id == heard.connection]
-        assert connection.outbox.size_bytes < MAX_UNSENT_BYTES // 100
+        owed_bytes = connection.outbox.size_bytes
+        assert owed_bytes < MAX_UNSENT_BYTES // 100
+        bench.clients.send(heard.connection, deltas("open", 20_000, "y" * 1000))
+        assert connection.outbox.size_bytes == owed_bytes, "its streams have ended"
         failed = Failed(id="open", error=slow_consumer())
         bench.clients.send(heard.connection, failed)
         bench.clients.send(others, done("b", 0))

@@ -254,10 +254,10 @@ def open_logs(folder: Path) -> set[str]:
     return {path.name for path in paths if path.parent == folder / "logs" and path.suffix == ".log"}
 
 
-async def reload(stage: Stage) -> Any:
+async def reload(stage: Stage, *, dry_run: bool = False) -> Any:
     """The answer to a reload."""
     peer = stage.peer()
-    await peer.say(Reload(id=RequestId("reload")))
+    await peer.say(Reload(id=RequestId("reload"), dry_run=dry_run))
     while isinstance(message := await peer.hear_any(), Alive):
         pass  # the file must read the same a second later
     if isinstance(message, Reply):
@@ -297,6 +297,18 @@ def test_a_reload_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         await stage.logged("ERROR reload refused problems=1\n")
 
     monkeypatch.setattr(played_daemon, "read_config", without_file)
+    assert play(body, {"a": LAZY}) == 0
+
+
+def test_a_dry_run_of_a_wrong_file_is_no_refused_reload() -> None:
+    async def body(stage: Stage) -> None:
+        stage.write_config({"a": {**LAZY, "colour": 1}})
+        assert "colour" in await reload(stage, dry_run=True)
+        stage.write_config({"a": {**LAZY, "colour": 1, "taste": 2}})
+        assert "taste" in await reload(stage)
+        await stage.logged("ERROR reload refused problems=2\n")
+        assert stage.log().count("reload refused") == 1
+
     assert play(body, {"a": LAZY}) == 0
 
 
@@ -343,12 +355,14 @@ def test_more_models_leave_fewer_files_to_connections_P24() -> None:
     async def body(stage: Stage) -> None:
         names = [f"m{n}" for n in range(8)]
         stage.write_config({"a": LAZY} | dict.fromkeys(names, LAZY))
-        assert (await reload(stage))["added"] == names
+        assert (await reload(stage, dry_run=True))["added"] == names
         silent = []
         for _ in range(91):
             silent.append(sockets.socket(sockets.AF_UNIX))
             silent[-1].setblocking(False)
             silent[-1].connect(stage.endpoint.removeprefix("ipc://"))
+        await stage.peer().ask(Ping(id=RequestId("p")), Reply)
+        assert (await reload(stage))["added"] == names
         refused = await stage.peer().ask(Ping(id=RequestId("p")), Failed)
         assert refused.error.code == "overloaded"
         assert "which is the limit" in refused.error.message

@@ -232,6 +232,21 @@ def test_few_large_messages_are_read_at_once_and_a_slow_sender_is_ended_P15() ->
     at_door(body)
 
 
+def test_a_large_message_takes_no_place_once_it_is_whole_P15(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clients_module, "MAX_LARGE_BYTES", 10 * 2**20)
+
+    async def body(door: Door) -> None:
+        large = generate("large")
+        large = type(large)(id=large.id, model=large.model, body=bytes(8 * 2**20))
+        for number, peer in enumerate((door.bench.peer(), door.bench.peer()), 1):
+            peer.say(large)
+            await door.bench.said(number)
+
+    at_door(body)
+
+
 def test_a_large_message_whose_sender_is_gone_takes_no_place_P15() -> None:
     async def body(door: Door) -> None:
         await door.serves()

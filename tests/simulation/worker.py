@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from mlxsup.protocol import worker_messages as messages
 from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.delta import pack_body
+from mlxsup.protocol.delta import DeltaBody, pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.message import Message
@@ -351,8 +351,12 @@ def rendered_bodies(question: Render) -> list[bytes]:
     is_held_back = tokens[-1] % HOLDS_BACK == 0
     texts = [f"<{token}>" for token in tokens[: len(tokens) - is_held_back]]
     parts = {Channel.REASONING: texts[:reasoning], Channel.CONTENT: texts[reasoning:]}
-    bodies = [pack_body("".join(part), channel) for channel, part in parts.items() if part]
-    return bodies or [pack_body("", Channel.CONTENT)]
+    bodies = [
+        pack_body(DeltaBody(text="".join(part), channel=channel))
+        for channel, part in parts.items()
+        if part
+    ]
+    return bodies or [pack_body(DeltaBody())]
 
 
 # ---------------------------------------------------------------- worker

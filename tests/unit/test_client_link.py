@@ -50,13 +50,11 @@ class Monitor:
 
 
 class Socket:
-    """A socket with room for some messages, and what was done with it."""
+    """A socket, and what was done with it."""
 
     def __init__(self) -> None:
         self.monitor = Monitor()
         self.done: list[tuple[Any, ...]] = []
-        self.room = 0
-        self.sent: list[list[bytes]] = []
         self.coming: list[bytes] = []
         self.fails_at = ""
 
@@ -81,12 +79,6 @@ class Socket:
 
     def close(self, linger_ms: int) -> None:
         self.done.append(("close", linger_ms))
-
-    def send_multipart(self, frames: list[bytes], flags: int) -> None:
-        assert flags == zmq.NOBLOCK
-        if len(self.sent) == self.room:
-            raise zmq.Again
-        self.sent.append(frames)
 
     def getsockopt(self, option: int) -> int:
         assert option == zmq.EVENTS
@@ -118,18 +110,18 @@ def linked(socket: Socket) -> Link:
 def test_link_sets_its_limits_before_it_connects() -> None:
     socket = Socket()
     link = linked(socket)
-    assert sorted(socket.done[:5]) == sorted(
+    assert sorted(socket.done[:6]) == sorted(
         [
             (zmq.LINGER, 0),
             (zmq.RECONNECT_IVL, 3_600_000),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS),
             (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
             (zmq.RCVHWM, 0),
+            (zmq.SNDHWM, 0),
         ]
     )
-    assert socket.done[5:] == [("monitor", set(EVENTS)), ("connect", "ipc:///x")]
+    assert socket.done[6:] == [("monitor", set(EVENTS)), ("connect", "ipc:///x")]
     assert link.state is LinkState.CONNECTING
-    assert not link.has_unsent
 
 
 def flags_of(link: Link) -> tuple[bool, bool, bool, bool]:
@@ -178,23 +170,8 @@ def test_failed_link_leaves_no_socket(place: str) -> None:
     socket.fails_at = place
     with pytest.raises(zmq.ZMQError):
         linked(socket)
-    assert socket.done[-2:] == [("disable monitor",), ("close", 0)]
+    assert socket.done[-1] == ("close", 0)
     assert socket.monitor.is_closed == (place == "connect")
-
-
-def test_unsent_messages_are_sent_later_in_order() -> None:
-    socket = Socket()
-    link = linked(socket)
-    socket.room = 1
-    for text in (b"a", b"b", b"c"):
-        link.send([text])
-    assert (socket.sent, link.has_unsent) == ([[b"a"]], True)
-    socket.room = 2
-    link.flush()
-    assert (socket.sent, link.has_unsent) == ([[b"a"], [b"b"]], True)
-    socket.room = 9
-    link.send([b"d"])
-    assert (socket.sent, link.has_unsent) == ([[b"a"], [b"b"], [b"c"], [b"d"]], False)
 
 
 def test_link_was_heard_once_a_message_has_come() -> None:
@@ -238,9 +215,6 @@ class PlayedLink:
 
     def send(self, frames: list[bytes]) -> None:
         """Take it."""
-
-    def flush(self) -> None:
-        """Keep nothing."""
 
     def has_message(self) -> bool:
         return self.state is LinkState.CONNECTED

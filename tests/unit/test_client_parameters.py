@@ -112,11 +112,23 @@ def load_with(**changes: Any) -> None:
         client.load("m", **changes)
 
 
+def embed_with(texts: Any) -> None:
+    with Client("ipc:///x") as client:
+        client.embed("m", texts)
+
+
+def configure_with(changes: Any) -> None:
+    with Client("ipc:///x") as client:
+        client.configure(changes)
+
+
 @pytest.mark.parametrize(
     ("check", "parameter", "value", "words"),
     [
         *((load_with, "context_length", value, COUNT) for value in (-1, 1.5, True, "1", 2**31)),
         *((load_with, "keep_alive", value, STAYS) for value in (-2, True, "1", float("nan"))),
+        *((embed_with, "texts", value, "texts must be a list of texts, not") for value in (5, "a")),
+        (configure_with, "changes", [1], "changes must be a map of texts by key, not a list"),
         (check_client, "client", "", "client must be text of 1 to 1024 characters, not empty"),
         (
             check_request,

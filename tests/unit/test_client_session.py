@@ -13,6 +13,7 @@ from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClose
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import BUSY_LIMIT_S, DOUBT_S, SILENCE_LIMIT_S, Item, Outcome, Session
 from mlxsup.client.tool_calls import NO_ARGUMENTS, NO_CALL
+from mlxsup.client.vectors import embeddings_of, ranked
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
@@ -31,6 +32,7 @@ from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
+from mlxsup.protocol.pooling import pack_vector
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 from support.client import pieces
@@ -431,3 +433,31 @@ def test_short_stop_of_the_machine_loses_nothing_P7(opened: Open) -> None:
     assert not session.is_silent(woken + DOUBT_S, idle)
     assert session.deadline == woken + DOUBT_S / 2 + SILENCE_LIMIT_S
     assert opened.stream.items == []
+
+
+# ---------------------------------------------------------------- vectors
+
+
+def vectors_of(numbers: list[int], *scores: float, **more: Any) -> Result:
+    """The answer to texts: the number of each, and a vector of one number."""
+    vectors = [pack_vector([score]) for score in scores]
+    given = {"finish_reason": FinishReason.STOP, **more}
+    return Result(text="", token_ids=numbers, vectors=vectors, **given)
+
+
+def test_vectors_are_those_of_their_texts_whichever_came_first() -> None:
+    assert embeddings_of(vectors_of([2, 0, 1], 0.5, 0.25, 0.75)).vectors == [[0.25], [0.75], [0.5]]
+    best = ranked(vectors_of([2, 0, 1, 3], 0.5, 0.25, 0.5, 0.0), 3)
+    assert [(one.index, one.score) for one in best] == [(1, 0.5), (2, 0.5), (0, 0.25)]
+
+
+@pytest.mark.parametrize("numbers", [[0], [0, 0], [1, 2], [0, 2], [0, 1, 2], [0, 2, 1]])
+def test_vectors_that_are_not_those_of_all_texts_are_an_error(numbers: list[int]) -> None:
+    with pytest.raises(RequestError, match="a vector is missing, or came twice"):
+        embeddings_of(vectors_of(numbers, 0.5, 0.25))
+
+
+def test_cancelled_request_for_vectors_may_be_sent_again() -> None:
+    with pytest.raises(RequestError, match="cancelled before all of its texts") as caught:
+        ranked(vectors_of([0], 0.5, finish_reason=FinishReason.CANCELLED))
+    assert caught.value.retryable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.client_messages import Attach, Cancel, CancelRequest, Deltas, Done, Failed
-from mlxsup.protocol.delta import pack_body
+from mlxsup.protocol.delta import DeltaBody, pack_body
 from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import CancelRow, Render, Rendered, RowDelta, Step
@@ -19,7 +19,7 @@ from support.core.looks import ALICE, BOB
 from support.core.scripts import play
 
 TOKEN = pack_tokens([9])
-EARLIER = pack_body("earlier", Channel.CONTENT)
+EARLIER = pack_body(DeltaBody(text="earlier"))
 
 
 def up(*ids: str) -> tuple[Driver, list[RequestKey]]:
@@ -61,7 +61,7 @@ def pieces(driver: Driver) -> list[tuple[str, int, bytes, bytes]]:
 
 
 def body(text: str) -> bytes:
-    return pack_body(text, Channel.CONTENT)
+    return pack_body(DeltaBody(text=text))
 
 
 def test_attach_before_the_first_token_gets_every_piece() -> None:
@@ -95,7 +95,7 @@ def test_earlier_text_is_rendered_before_later_pieces() -> None:
     assert (asked.delivered, asked.seed, asked.fingerprint) == (TOKEN * 2, 5, "f")
     driver.token(key)
     assert pieces(driver) == [], "it waits"
-    bodies = [pack_body("why", Channel.REASONING), EARLIER]
+    bodies = [pack_body(DeltaBody(text="why", channel=Channel.REASONING)), EARLIER]
     driver.worker(Rendered(number=asked.number, bodies=bodies))
     assert pieces(driver) == [
         ("join", 0, TOKEN * 2, bodies[0]),

@@ -445,7 +445,6 @@ def test_generate_takes_options_apart_and_refuses_unknown_parameters() -> None:
 
 
 HI = [{"role": "user", "content": "Hi"}]
-TOKENIZED = {"ids": True, "add_special_tokens": True, "add_generation_prompt": True}
 
 EXAMPLES: dict[str, Any] = {
     "messages_as_text": True,
@@ -470,29 +469,6 @@ def test_the_client_sends_every_parameter() -> None:
     messages = [{"role": "user", "content": None}]
     sent = EncodingClient("ipc:///unused").generate("m", messages=messages, **asked)
     assert sent == asked | {"messages": messages}
-
-
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [
-        ({"prompt": ""}, {"prompt": "", "tokenize": TOKENIZED}),
-        ({"messages": HI, "add_generation_prompt": False, "client": "c"},
-         {"messages": HI, "tokenize": {**TOKENIZED, "add_generation_prompt": False}}),
-        ({"tokens": []},
-         {"prompt_tokens": [], "echo": True, "tokenize": {**TOKENIZED, "ids": False}}),
-        ({"prompt": "p", "add_special_tokens": 1}, "tokenize must be a map of ids, add_spec"),
-        ({"tokens": [-1]}, "prompt_tokens must be ids"),
-    ],
-    ids=["nothing", "chat", "no ids", "no boolean", "no id"],
-)  # fmt: skip
-def test_the_client_asks_for_tokens_and_their_text(given: dict[str, Any], sent: Any) -> None:
-    client = EncodingClient("ipc:///unused")
-    given = {"prompt_tokens": given["tokens"]} if (is_text := "tokens" in given) else given
-    if isinstance(sent, str):
-        with pytest.raises(RequestError, match=sent):
-            client._tokenizing("m", ids=not is_text, **given)
-    else:
-        assert {"echo": False, **sent} == client._tokenizing("m", ids=not is_text, **given)
 
 
 # ---------------------------------------------------------------- generation_config.json

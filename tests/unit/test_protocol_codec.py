@@ -218,7 +218,7 @@ def test_parts_are_refused_with_their_path() -> None:
         with pytest.raises(DecodeError, match="^" + re.escape(words)):
             decode({"type": "step", "step": 1, "rows": rows}, decoder=worker)
     ready = {"type": "ready", "context_length": 1, "fingerprint": "", "backend": ""}
-    with pytest.raises(DecodeError, match=r"^versions must be a map$"):
+    with pytest.raises(DecodeError, match=r"^versions must be a map with texts as keys$"):
         decode({**ready, "versions": []}, decoder=worker)
 
 

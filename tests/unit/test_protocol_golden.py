@@ -22,7 +22,7 @@ from mlxsup.protocol.client_messages import (
     ResumeRequest,
 )
 from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.delta import pack_body
+from mlxsup.protocol.delta import DeltaBody, pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.message import Message
@@ -91,7 +91,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                         id=ID,
                         seq=3,
                         tokens=pack_tokens([1, 70000]),
-                        body=pack_body("héé", Channel.REASONING),
+                        body=pack_body(DeltaBody(text="héé", channel=Channel.REASONING)),
                     )
                 ]
             ),
@@ -185,8 +185,14 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             worker_messages.Step(
                 step=9,
                 rows=[
-                    PackedRow(key=KEY, tokens=pack_tokens([5]), body=pack_body("x", CONTENT)),
-                    PackedRow(key=KEY, body=pack_body("x", Channel.PROMPT), is_prompt=True),
+                    PackedRow(
+                        key=KEY, tokens=pack_tokens([5]), body=pack_body(DeltaBody(text="x"))
+                    ),
+                    PackedRow(
+                        key=KEY,
+                        body=pack_body(DeltaBody(text="x", channel=Channel.PROMPT)),
+                        is_prompt=True,
+                    ),
                     PackedRow(key=KEY, finish=FinishReason.LENGTH),
                 ],
                 prefill=[
@@ -202,7 +208,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 wants_lease=True,
                 only_waits=True,
             ),
-            Rendered(number=2, bodies=[pack_body("h", Channel.REASONING)]),
+            Rendered(number=2, bodies=[pack_body(DeltaBody(text="h", channel=Channel.REASONING))]),
             worker_messages.Heartbeat(
                 step=9, phase=WorkerPhase.DECODE, phase_s=0.5, active_bytes=5
             ),

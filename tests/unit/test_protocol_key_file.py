@@ -191,9 +191,10 @@ def test_file_that_cannot_be_read_or_written_is_named(place: KeyPlace, path: Pat
 
 def test_full_disk_is_named_and_leaves_what_was_there(place: KeyPlace, path: Path) -> None:
     made(place, "a")
-    with full_disk(0), pytest.raises(KeyFileError, match="cannot be written") as caught:
-        made(place, "b")
-    assert caught.value.hint.startswith("free some space, or ")
+    for change in (lambda: made(place, "b"), lambda: turn_off(place)):
+        with full_disk(0), pytest.raises(KeyFileError, match="cannot be written") as caught:
+            change()
+        assert caught.value.hint.startswith("free some space, or ")
     assert [key.name for key in read_keys(path) or ()] == ["a"]
     assert os.listdir(path.parent) == [path.name]
 

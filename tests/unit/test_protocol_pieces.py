@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxsup.client.text_pieces import TextPiece, read_text_pieces
 from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, ClientDelta, Deltas
 from mlxsup.protocol.codec import PACK_BYTES, DecodeError, Decoder, encode, pack, unpack_map
 from mlxsup.protocol.delta import DeltaBody, pack_body, read_body
@@ -17,7 +18,6 @@ from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens, unpack_token
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason, PauseReason, RowState
 from mlxsup.protocol.step_batch import PackedRow, Row
-from mlxsup.protocol.text_pieces import TextPiece, read_text_pieces
 from mlxsup.protocol.worker_messages import WORKER_TO_SUPERVISOR, RowDelta, Step
 
 from support.client.pieces import frame_of, piece, unpacked
@@ -107,8 +107,7 @@ def test_row_with_nothing_to_show_has_no_body() -> None:
 
 @given(BODIES)
 def test_body_is_read_as_it_was_packed(body: DeltaBody) -> None:
-    fields: list[Any] = [body.text, body.channel, body.logprobs, body.stop, body.sampling]
-    assert read_body(pack_body(*fields)) == body
+    assert read_body(pack_body(body)) == body
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.binary()
@@ -259,7 +258,7 @@ def packed(**values: Any) -> bytes:
         "id": "a",
         "seq": 0,
         "tokens": pack_tokens([7]),
-        "body": pack_body("x", Channel.CONTENT),
+        "body": pack_body(DeltaBody(text="x")),
     }
     one = {name: value for name, value in {**usual, **values}.items() if value is not None}
     return pack({"type": "deltas", "deltas": [one]})
@@ -292,8 +291,9 @@ UNUSUAL = [
     *(packed(body=body) for body in (
         None, b"", "\x81\xa4text", b"\x80", HALF, HALF + b"\x05", HALF + b"\xa1\xff",
         HALF + b"\xc1", HALF + b"\xa1xy", HALF + b"\x91" * 5000, b"\x81\xa4stop\xa1x",
-        pack_body("x", Channel.REASONING), pack_body("x", Channel.CONTENT, []),
-        pack_body("x", Channel.CONTENT, stop="x"))),
+        *map(pack_body, (
+            DeltaBody(text="x", channel=Channel.REASONING), DeltaBody(text="x", logprobs=[]),
+            DeltaBody(text="x", stop="x"))))),
     packed(more=1), packed()[:-1], packed() + b"\x00", b"",
     *(b"\x82\xa4type\xa6deltas\xa6deltas" + end
       for end in (b"", b"\x05", b"\x91\x05", b"\x91\x90", b"\x81\x05\x05")),

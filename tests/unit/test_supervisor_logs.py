@@ -25,7 +25,6 @@ from mlxsup.protocol.flight import (
     DaemonStarted,
     Entry,
     ModelChanged,
-    Recorded,
     RequestEnded,
     read_line,
 )
@@ -40,7 +39,6 @@ from mlxsup.supervisor.log_files import (
 )
 from mlxsup.supervisor.logs import (
     ALIVE_INTERVAL_S,
-    REQUEST_BYTES,
     DaemonLog,
     FlightRecorder,
     ModelLog,
@@ -662,51 +660,6 @@ def test_kept_and_written_entries_have_the_same_numbers(tmp_path: Path, writer: 
     kept = [(one["n"], one["kind"]) for one in outbox.journal.entries(1.0)]
     assert [(one.number, one.entry.KIND) for one in run.entries] == kept
     assert [number for number, _ in kept] == [1, 2, 3, 4]
-
-
-def test_the_lines_of_requests_are_made_by_the_thread_that_writes_them(
-    tmp_path: Path, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They come often, so the loop must not; what a death says is handed over as it was."""
-    makers: dict[type[Entry], set[str]] = {}
-    to_line = Recorded.to_line
-
-    def noted(recorded: Recorded) -> bytes:
-        makers.setdefault(type(recorded.entry), set()).add(threading.current_thread().name)
-        return to_line(recorded)
-
-    monkeypatch.setattr(Recorded, "to_line", noted)
-    files = FlightRecorder(tmp_path, writer)
-    for entry in (CHANGE, END, END):
-        files.write(entry)
-    assert writer.close(60.0)
-    here = threading.current_thread().name
-    assert makers == {ModelChanged: {here}, RequestEnded: {"mlxsup-logs"}}
-    assert lines_in(tmp_path / REQUESTS_FILE_NAME) == [END, END]
-
-
-def test_entries_that_wait_for_a_disk_that_hangs_are_bounded(
-    tmp_path: Path, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / REQUESTS_FILE_NAME
-    os.mkfifo(path)  # opened for writing, it waits for a reader
-    opened: list[LogFile] = []
-    open_file = writer.open
-
-    def open_noted(path: Path, max_bytes: int) -> LogFile:
-        opened.append(open_file(path, max_bytes))
-        return opened[-1]
-
-    monkeypatch.setattr(writer, "open", open_noted)
-    files = FlightRecorder(tmp_path, writer)
-    files.write(END)
-    eventually(lambda: not any(file.waiting_bytes for file in opened))
-    most = MAX_WAITING_BYTES // REQUEST_BYTES
-    for _ in range(most + 2):
-        files.write(END)
-    files.ended(0)
-    with path.open() as reader:  # it continues
-        assert len(reader.readlines()) == 1 + most
 
 
 def test_the_file_is_touched_every_few_seconds_unless_its_disk_hangs(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from mlxsup.supervisor.runtime_folder import (
     RuntimeFolder,
     RuntimeFolderError,
     connections_within,
-    files_needed,
     raise_open_file_limit,
     room_for,
 )
@@ -228,7 +227,6 @@ def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> 
 def test_connections_get_what_models_and_storms_leave_P24() -> None:
     found = [connections_within(open_files, 2) for open_files in (416, 1311, 1312, 9999)]
     assert found == [128, 1023, 1024, 1024]
-    assert [files_needed(models) for models in (0, 1, 10)] == [384, 400, 544]
 
 
 def test_a_new_configuration_must_leave_room_for_the_connections_there_are_P24() -> None:

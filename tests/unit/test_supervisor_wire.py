@@ -46,7 +46,7 @@ from mlxsup.supervisor.sockets.zmtp import (
 from support.client import pieces
 from support.client.zmtp import PING, READY, read, ready
 
-PONG = b"\x04\x07\x04PONGab"
+PONG = b"\x04\x15\x04PONG" + bytes(range(16))
 
 frames = st.lists(st.binary(max_size=600), min_size=1, max_size=5)
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 import psutil
 
 from mlxsup.protocol.clock import PULSE_S
-from mlxsup.protocol.codec import DecodeError, read_known
+from mlxsup.protocol.codec import DecodeError, read_part
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import LoadPhase
@@ -86,7 +86,7 @@ class Follower:
         try:
             who = self._wait()
             assert isinstance(who, Who)
-            spec = read_known(LaunchSpec, who.launch)
+            spec = read_part(LaunchSpec, who.launch, is_strict=False)
         except DecodeError as error:
             raise BadLaunchError(
                 f"mlxsup {VERSION} does not understand rank 0 ({error}); install the same on every"

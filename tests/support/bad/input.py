@@ -169,6 +169,8 @@ HEADERS = (
 
 WRONG_FIELDS = (
     *_wrong_types(),
+    _sent("a map with bytes as a key", [header("configure", changes={b"defaults.preload": "true"})],
+             "changes must be a map with texts as keys"),
     *(
         _sent(f"`{name}` of {value}", generate(HELLO_BODY, **{name: float(value)}),
                  f"{name} must be a finite number")

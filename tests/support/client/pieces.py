@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas
 from mlxsup.protocol.codec import encode
@@ -21,11 +21,11 @@ def piece(
     *,
     tokens: bytes = b"",
     channel: Channel = Channel.CONTENT,
-    logprobs: Sequence[Logprobs] | None = None,
+    logprobs: list[Logprobs] | None = None,
     stop: str | None = None,
 ) -> ClientDelta:
     """Return a piece of a stream."""
-    body = pack_body(text, channel, logprobs, stop)
+    body = pack_body(DeltaBody(text=text, channel=channel, logprobs=logprobs, stop=stop))
     return ClientDelta(id=RequestId(id), seq=seq, tokens=tokens, body=body)
 
 

@@ -6,8 +6,8 @@ from mlxsup.supervisor.sockets.zmtp import GREETING, Inbound
 
 READY = b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
 
-PING = b"\x04\x09\x04PING\0\x0aab"
-"""Is to be answered within a second, with these two letters."""
+PING = b"\x04\x18\x04PING\0\x0a" + bytes(range(17))
+"""Is to be answered within a second, with the first 16 bytes of its context, which has 17."""
 
 
 def read(inbound: Inbound, data: bytes) -> list[list[bytes]]:

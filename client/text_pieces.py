@@ -8,8 +8,8 @@ what is wrong.
 
 from __future__ import annotations
 
-from .codec import NOT_MSGPACK, unpack
-from .ids import MAX_ID_CHARACTERS, RequestId
+from mlxsup.protocol.codec import NOT_MSGPACK, unpack
+from mlxsup.protocol.ids import MAX_ID_CHARACTERS, RequestId
 
 BEGIN = b"\x82\xa4type\xa6deltas\xa6deltas"
 """How the message `Deltas` begins; the list of them follows."""
