@@ -32,8 +32,8 @@ def with_properties(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-@pytest.mark.parametrize("number", ["9e726", "-1e+400", "7" * 5000, "NaN", "-Infinity"])
-def test_number_that_json_cannot_pass_on_leaves_a_call_a_call(number: str) -> None:
+@pytest.mark.parametrize("number", ["9e726", "-1e+400", "7" * 5000])
+def test_number_that_is_too_large_to_pass_on_leaves_a_call_a_call(number: str) -> None:
     reader = ToolCallReader([{"function": {"name": "f"}}], seed=0)
     text = f'{{"name": "f", "arguments": {{"x": {number}, "y": 1.5, "z": 7}}}}'
     lines = reader.read(text, parse_json_calls)
@@ -83,7 +83,7 @@ def test_required_that_is_no_list_of_names_is_llguidances_to_judge(required: Any
     ("parameters", "is_open"),
     [
         ({"type": "object"}, False),
-        ({"type": "object", "title": "Nothing"}, False),
+        ({"type": "object", "title": "Nothing", "properties": None}, False),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, True),
         ({"$ref": "#/$defs/A", "$defs": {"A": with_properties(a={"type": "integer"})}}, True),
     ],

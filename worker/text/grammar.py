@@ -475,7 +475,8 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     called: list[list[Any]] = []
     for tool in tools:
         name = tool["function"]["name"]
-        schema = NO_ARGUMENTS | (tool["function"].get("parameters") or {})
+        said = tool["function"].get("parameters") or {}
+        schema = NO_ARGUMENTS | {key: one for key, one in said.items() if one is not None}
         given = schema.get("type", "object")
         if given != "object" and not (isinstance(given, list) and "object" in given):
             raise unfit("tools", f"the parameters of {name[:64]!r} must be of type object")

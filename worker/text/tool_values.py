@@ -33,11 +33,9 @@ def _integer(text: str) -> int | str:
     return int(text) if len(text) <= MOST_DIGITS else text
 
 
-JSON_VALUES = json.JSONDecoder(
-    strict=False, parse_float=_real, parse_int=_integer, parse_constant=str
-)
-"""Reads JSON as models write it: with line breaks in strings. A number that JSON cannot pass on,
-because it is infinite or no number, stays text, so that a call with it remains a call."""
+JSON_VALUES = json.JSONDecoder(strict=False, parse_float=_real, parse_int=_integer)
+"""Reads JSON as models write it: with line breaks in strings. A number that is too large to be
+passed on stays text, so that a call with it remains a call."""
 
 
 def value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
