@@ -10,6 +10,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError, unfit
@@ -19,6 +20,9 @@ from .tool_values import in_order
 
 MAX_KEPT = 32
 """How many compiled grammars to keep; a large one takes a second to compile."""
+
+MAX_PATTERNS = 256
+"""How many regular expressions to know as readable or not; a large one takes milliseconds."""
 
 MAX_CHOICES = 20_000
 """How much may come next at one place in a format: properties of an object, for example."""
@@ -44,7 +48,7 @@ LARK = "lark"
 """The type of a form that is a grammar itself."""
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}
-"""What a function without `parameters` takes."""
+"""What a function takes that names no `parameters`."""
 
 _LISTING = re.compile(r"\n\s*1 \| ")
 """The words with which llguidance begins to show the grammar."""
@@ -471,7 +475,8 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     called: list[list[Any]] = []
     for tool in tools:
         name = tool["function"]["name"]
-        schema = tool["function"].get("parameters") or NO_ARGUMENTS
+        said = tool["function"].get("parameters") or {}
+        schema = NO_ARGUMENTS | {key: one for key, one in said.items() if one is not None}
         given = schema.get("type", "object")
         if given != "object" and not (isinstance(given, list) and "object" in given):
             raise unfit("tools", f"the parameters of {name[:64]!r} must be of type object")
@@ -487,42 +492,61 @@ def closed(schema: Any) -> Any:
     something else: JSON Schema allows any others, and small models add them without end. What has
     properties is an object: JSON Schema also allows all that is none.
 
-    Numbers have bounds that llguidance can count to: schemas have the least and the largest of a
-    language's numbers, such as those of int64.
+    What llguidance cannot read is put into its words: numbers have bounds that it can count to,
+    because schemas have the least and the largest of a language's numbers, such as those of int64;
+    keywords that are null are left out; and references without `#`, as LiteLLM sends them, have
+    one. A `pattern` that it cannot follow, such as pydantic's of decimals and zod's of durations,
+    which look ahead, becomes a format that it does not know: it warns of that.
 
     Raises:
         ValueError: it is nested too deeply, or asks for numbers beyond those.
     """
     try:
-        return _closed(_counted(schema))
+        return _closed(_readable(schema))
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
 
 
-def _counted(schema: Any) -> Any:
+def _readable(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_counted(one) for one in schema]
+        return [_readable(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    counted = _with_parts(schema, _counted)
+    readable = _with_parts(schema, _readable)
     for name, sign in _BOUNDS.items():
-        bound = counted.get(name)
+        bound = readable.get(name)
         if not isinstance(bound, int | float):
             continue
         if sign * bound > _WIDEST:
-            counted[name] = sign * _WIDEST
+            readable[name] = sign * _WIDEST
         elif sign * bound < -_WIDEST:
             raise ValueError(f"{name} allows only numbers of more than 64 bits")
-    return counted
+    reference, pattern = readable.get("$ref"), readable.get("pattern")
+    if isinstance(reference, str) and reference.startswith("/"):
+        readable["$ref"] = f"#{reference}"
+    if isinstance(pattern, str) and not _is_followed(pattern):
+        del readable["pattern"]
+        return {"allOf": [readable, {"format": f"pattern {pattern}"}]}
+    return readable
+
+
+@lru_cache(maxsize=MAX_PATTERNS)
+def _is_followed(pattern: str) -> bool:
+    """True if llguidance can hold a string to this regular expression."""
+    from llguidance import LLMatcher
+
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    return not LLMatcher.validate_grammar(grammar)
 
 
 def _with_parts(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a schema in which each schema inside it is changed."""
+    """Return a schema in which each schema inside it is changed, and no keyword is null."""
     return {
         name: {key: change(one) for key, one in value.items()}
         if name in ("properties", "$defs", "definitions") and isinstance(value, dict)
         else (value if name in _LITERAL else change(value))
         for name, value in schema.items()
+        if value is not None or name == "const"
     }
 
 
@@ -534,8 +558,10 @@ def _closed(schema: Any) -> Any:
     if "allOf" in schema or ("properties" in schema and _PARTS & schema.keys()):
         return schema  # each of its parts knows some properties only
     inner = _with_parts(schema, _closed)
-    named, required = inner.get("properties"), inner.get("required", ())
-    if not isinstance(named, dict) or _SAYS_MORE & inner.keys() or not named.keys() >= {*required}:
+    named, required = inner.get("properties"), inner.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list):
+        return inner
+    if _SAYS_MORE & inner.keys() or not named.keys() >= {*map(str, required)}:
         return inner
     return {"type": "object", **inner, "additionalProperties": False}
 

@@ -8,7 +8,6 @@ strictly first, and leniently once no more text can come that would make the cal
 from __future__ import annotations
 
 import ast
-import json
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,9 +16,8 @@ from typing import Any
 
 from .call_grammars import JSON, JSON_LIST, CallForm, TagForm
 from .tool_calls import CallIds, ToolCallParser, Tools
-from .tool_values import types_of, value_of
+from .tool_values import JSON_VALUES, types_of, value_of
 
-_DECODER = json.JSONDecoder(strict=False)  # models write line breaks as they are
 _SPACE = re.compile(r"\s*")
 MOST_TRIES = 256
 """Places at which a value may end are tried this often; a text with more of them is no call."""
@@ -89,7 +87,7 @@ def json_values(text: str, *, is_lenient: bool = False) -> list[Any]:
         if is_lenient and not values:
             found = _SPACE.match(text, at)
             assert found is not None
-        value, at = _DECODER.raw_decode(text, found.end())
+        value, at = JSON_VALUES.raw_decode(text, found.end())
         values += value if isinstance(value, list) else [value]
     return values
 
@@ -114,7 +112,7 @@ def _json_call(value: Any) -> dict[str, Any]:
         raise ValueError("no name, or no arguments")
     arguments = value[keys[0]] if keys else {}
     if isinstance(arguments, str):
-        arguments = _DECODER.decode(arguments) if arguments.strip() else {}
+        arguments = JSON_VALUES.decode(arguments) if arguments.strip() else {}
     call_id = {"id": value["id"]} if value.get("id") is not None else {}
     return {"name": names[0], "arguments": {} if arguments is None else arguments, **call_id}
 
@@ -127,7 +125,7 @@ def parse_json_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str
 def parse_unmarked_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
     """Read JSON, or calls as Python writes them, or Llama's `NAME>{…}` behind `<function=`."""
     if found := _LLAMA.match(text):
-        arguments, end = _DECODER.raw_decode(text, found.end())
+        arguments, end = JSON_VALUES.raw_decode(text, found.end())
         if text[end:].strip():
             raise ValueError("more than a call")
         return [{"name": found["name"], "arguments": arguments}]
@@ -155,7 +153,7 @@ def _deepseek_call(text: str) -> dict[str, Any]:
     name, _, arguments = text.partition("<｜tool▁sep｜>")
     if fenced := _DEEPSEEK_FENCE.fullmatch(arguments):
         name, arguments = fenced["name"], fenced["arguments"]
-    return {"name": name.strip(), "arguments": _DECODER.decode(arguments)}
+    return {"name": name.strip(), "arguments": JSON_VALUES.decode(arguments)}
 
 
 KIMI_CALL = "<|tool_call_begin|>"
@@ -171,7 +169,7 @@ def _kimi_call(text: str) -> dict[str, Any]:
     found = _KIMI.fullmatch(text)
     if found is None:
         raise ValueError("no call")
-    arguments = _DECODER.decode(found["arguments"])
+    arguments = JSON_VALUES.decode(found["arguments"])
     return {"id": found["id"], "name": found["name"], "arguments": arguments}
 
 
@@ -243,7 +241,7 @@ def parse_mistral_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[
         found = _MISTRAL.match(text, at)
         if found is None:
             raise ValueError("no call")
-        arguments, at = _DECODER.raw_decode(text, found.end())
+        arguments, at = JSON_VALUES.raw_decode(text, found.end())
         calls.append({"name": found["name"], "arguments": arguments, "id": found["id"]})
     return calls
 
@@ -369,7 +367,7 @@ class _Gemma:
         assert bare is not None
         word = bare[0].strip()
         try:
-            return json.loads(word), bare.end()
+            return JSON_VALUES.decode(word), bare.end()
         except ValueError:
             if not word:
                 raise ValueError("no value") from None
@@ -531,7 +529,7 @@ class _TagReader:
 
     def _block(self, name: str, at: int) -> tuple[dict[str, Any], int]:
         """Return the call whose arguments are the JSON that begins here, and where it ends."""
-        arguments, at = _DECODER.raw_decode(self._text, self._skip(at))
+        arguments, at = JSON_VALUES.raw_decode(self._text, self._skip(at))
         at = self._skip(at)
         if not self._text.startswith(self._tags.end_block, at):
             raise ValueError("a block without its end")
@@ -590,7 +588,7 @@ class _TagReader:
         types = types_of(schema, parameters)
         if text[start : start + 1] in ("{", "[") and "string" not in types:
             try:
-                end = self._skip(_DECODER.raw_decode(text, start)[1])
+                end = self._skip(JSON_VALUES.raw_decode(text, start)[1])
             except (ValueError, RecursionError):
                 end = -1
             if end >= 0 and text.startswith(end_argument, end):
@@ -765,7 +763,7 @@ def parse_tags_or_json(tags: Tags) -> ToolCallParser:
             return parse_json_calls(text, tools, is_lenient)
         name, brace, arguments = text.partition("{")
         if brace and name.strip() in tools:
-            return [{"name": name.strip(), "arguments": _DECODER.decode(brace + arguments)}]
+            return [{"name": name.strip(), "arguments": JSON_VALUES.decode(brace + arguments)}]
         return tags.parse(text, tools, is_lenient)
 
     return parse

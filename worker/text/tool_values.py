@@ -20,6 +20,22 @@ _STRINGS = ("str", "text", "varchar", "char", "enum", "date", "datetime")
 """Types that are no types of JSON Schema, as some servers of tools write them."""
 
 _INTEGER = re.compile(r"[+-]?\d+")
+MOST_DIGITS = 400
+"""An integer of more is text: no reader takes it, and Python takes long to read it."""
+
+
+def _real(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else text
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= MOST_DIGITS else text
+
+
+JSON_VALUES = json.JSONDecoder(strict=False, parse_float=_real, parse_int=_integer)
+"""Reads JSON as models write it: with line breaks in strings. A number that is too large to be
+passed on stays text, so that a call with it remains a call."""
 
 
 def value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
@@ -141,7 +157,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _number(word: str, may_be_broken: bool) -> int | float | None:
     if _INTEGER.fullmatch(word):
-        return int(word) if len(word) <= 400 else None
+        return int(word) if len(word) <= MOST_DIGITS else None
     try:
         number = float(word)
     except ValueError:
@@ -155,7 +171,7 @@ def _number(word: str, may_be_broken: bool) -> int | float | None:
 
 def _from_json(word: str) -> Any:
     try:
-        return json.loads(word, strict=False)
+        return JSON_VALUES.decode(word)
     except (ValueError, RecursionError):
         return None
 
