@@ -433,7 +433,7 @@ def _json_string(text: str, at: int) -> tuple[str, int] | None:
     if text[at : at + 1] != '"':
         return None
     try:
-        value, end = _DECODER.raw_decode(text, at)
+        value, end = JSON_VALUES.raw_decode(text, at)
     except ValueError:
         return None
     return value, end
