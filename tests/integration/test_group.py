@@ -109,7 +109,9 @@ def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / f"{name}-python"
         path.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
         path.chmod(0o700)
-    FakeSsh(tmp_path, monkeypatch).cut_off("nowhere")
+    ssh = FakeSsh(tmp_path)
+    ssh.cut_off("nowhere")
+    monkeypatch.setenv("PATH", ssh.path)
 
 
 def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
