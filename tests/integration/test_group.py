@@ -468,7 +468,7 @@ def test_hosts_check_prints_the_tables_of_hosts_that_it_is_given(
     assert "must be the address of this machine" in wrong.stderr
 
 
-def test_hosts_check_says_that_the_hosts_cannot_divide_the_model(
+def test_hosts_check_and_plan_say_that_the_hosts_cannot_divide_the_model(
     fake_ssh: None, tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
@@ -478,6 +478,13 @@ def test_hosts_check_says_that_the_hosts_cannot_divide_the_model(
     command = ("hosts", "check", "m", "127.0.0.1", *others, "--config", str(config), "--json")
     done = run_cli(*command, PATH=os.environ["PATH"])
     assert done.returncode == 1
-    problems_found = [one["problem"] for one in json.loads(done.stdout)["hosts"]]
+    checked = json.loads(done.stdout)
+    problems_found = [one["problem"] for one in checked["hosts"]]
     assert problems_found[1:] == [None, None]
     assert "num_attention_heads is 4, which 3 hosts cannot divide; use another" in problems_found[0]
+    with config.open("a") as file:
+        file.write(checked["tables"])
+    planned = run_cli("plan", "--config", str(config), "--json", PATH=os.environ["PATH"])
+    plan = json.loads(planned.stdout)
+    assert [one["problem"] for one in plan["models"][0]["hosts"]] == problems_found
+    assert not plan["fits"]
