@@ -17,9 +17,10 @@ import pytest
 
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.launch import ExitCode, GroupHost
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.protocol.worker_messages import Hello, Ready, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
+from mlxsup.worker.group.frames import Progress, pack_frame
 
 from support.cli.cli import check_plain, run_cli
 from support.eventually import eventually
@@ -222,6 +223,29 @@ def test_a_rank_ends_a_stopped_agent_though_it_was_told_nothing_yet() -> None:
     agent.stdout.close()  # the connection to the leader
     assert agent.wait() == -signal.SIGKILL
     agent.stdin.close()
+
+
+AGENT = """
+import os, signal, subprocess, sys
+os.dup2(2, 1)
+rank = subprocess.Popen([sys.executable, "-P", "-m", "mlxsup.worker.group.follower"])
+os.kill(os.getpid(), signal.SIGSTOP)
+sys.exit(rank.wait())
+"""
+
+
+def test_a_stopped_agent_notices_that_its_rank_has_failed() -> None:
+    """Its leader may be gone by then, and nothing else would end it."""
+    agent = subprocess.Popen([sys.executable, "-c", AGENT], stdin=subprocess.PIPE)
+    assert agent.stdin is not None
+    agent.stdin.write(pack_frame(Progress(phase=LoadPhase.IMPORT, progress=0.0)))
+    agent.stdin.flush()
+    try:
+        assert agent.wait(60.0) == ExitCode.BAD_LAUNCH
+    finally:
+        agent.kill()
+        agent.stdin.close()
+        agent.wait()
 
 
 def test_a_leader_that_loads_may_be_silent_for_longer() -> None:

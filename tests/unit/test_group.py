@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -79,6 +81,18 @@ def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -
     os.close(pipe[1])
     with pytest.raises(EOFError):
         reader.read()
+
+
+def test_a_ping_waits_for_no_room(pipe: tuple[int, int]) -> None:
+    """A rank that reads nothing must not stop the thread that notices such ranks."""
+    os.set_blocking(pipe[1], False)
+    while select.select([], [pipe[1]], [], 0)[1]:
+        os.write(pipe[1], bytes(4096))
+    os.set_blocking(pipe[1], True)
+    pinging = threading.Thread(target=FrameWriter(pipe[1]).ping, daemon=True)
+    pinging.start()
+    pinging.join(10.0)
+    assert not pinging.is_alive()
 
 
 def test_what_is_no_frame_of_this_direction_is_refused(pipe: tuple[int, int]) -> None:
