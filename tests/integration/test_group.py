@@ -88,8 +88,15 @@ OTHER_VERSIONS = {
     "earlier": "from mlxsup.protocol import version\nversion.VERSION = '0.0.1'\n",
     "foreign": "from mlxsup.worker.group import frames\nframes.Greeting.TYPE = 'howdy'\n",
     "later": "from mlxsup.worker.group import frames\nframes.Who.TYPE = 'which'\n",
+    "copying": (
+        "from dataclasses import replace\n"
+        "from mlxsup.worker.engines.fake import engine\n"
+        "plain = engine.identify_fake\n"
+        "engine.identify_fake = lambda spec: replace(plain(spec), fingerprint='other')\n"
+    ),
 }
-"""What an interpreter runs first that has another mlxsup, whose messages may be others, too."""
+"""What an interpreter runs first that has another mlxsup, whose messages may be others, too, or
+other files."""
 
 
 @pytest.fixture
@@ -198,7 +205,7 @@ def test_the_agent_ends_its_rank_when_the_leader_is_silent() -> None:
 def test_an_agent_ends_its_rank_though_it_can_tell_nothing(tmp_path: Path) -> None:
     """Not on every system does a rank end by itself when its agent is gone."""
     (tmp_path / "sleeper.py").write_text("import signal\nsignal.pause()\n")
-    run = "from mlxsup.worker.group import agent\nagent.FOLLOWER = 'sleeper'\nagent.main([])\n"
+    run = "from mlxsup.worker.group import agent\nagent.FOLLOWER = 'sleeper'\nagent.main()\n"
     agent = subprocess.Popen(
         [sys.executable, "-c", run],
         stdin=subprocess.PIPE,
@@ -400,6 +407,11 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
             ExitCode.BAD_LAUNCH,
             "does not understand rank 0 (unknown type 'who'; known are call, plan, stop, which);"
             " install the same",
+        ),
+        (
+            GroupHost(ssh="far", python="copying-python"),
+            ExitCode.BAD_MODEL,
+            "rank 1 (far) has other model files than the first host; copy",
         ),
         (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
     ],

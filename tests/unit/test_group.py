@@ -20,12 +20,11 @@ from mlxsup.protocol.group import HostReport
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, NoDeviceError, Row
+from mlxsup.worker.engine import BadLaunchError, NoDeviceError, Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.engines.mlx.folder import NESTED
 from mlxsup.worker.engines.mlx.ranks import identify_folder, take_share
-from mlxsup.worker.group.agreement import check_greeting
 from mlxsup.worker.group.followers import place_on_host
 from mlxsup.worker.group.frames import (
     TO_FOLLOWER,
@@ -34,7 +33,6 @@ from mlxsup.worker.group.frames import (
     FrameError,
     FrameReader,
     FrameWriter,
-    Greeting,
     Plan,
     Stop,
     plain_row,
@@ -135,16 +133,6 @@ def test_equal_calls_have_equal_digests_and_other_results_have_others() -> None:
     assert replay_of(*calls) != replay_of(*calls[:-1])
 
 
-def test_ranks_of_other_versions_or_files_are_refused_by_name() -> None:
-    greeting = Greeting(address="a:1", versions={"mlx": "1"}, fingerprint="f")
-    own = ModelFiles(fingerprint="f", versions={"mlx": "1"}, weight_bytes=1)
-    check_greeting("rank 1 (b)", greeting, own)
-    with pytest.raises(BadLaunchError, match=r"^rank 1 \(b\) has mlx 1, not 2; install"):
-        check_greeting("rank 1 (b)", greeting, replace(own, versions={"mlx": "2"}))
-    with pytest.raises(BadModelError, match=r"^rank 1 \(b\) has other model files"):
-        check_greeting("rank 1 (b)", greeting, replace(own, fingerprint="g"))
-
-
 def test_the_fingerprint_of_a_folder_is_that_of_its_copy_and_of_no_other(tmp_path: Path) -> None:
     first = identify_folder(make_tiny_model(tmp_path / "a"))
     copy = make_tiny_model(tmp_path / "b")
@@ -202,7 +190,7 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
     assert [one["problem"] for one in found] == [
         None,
         None,
-        "its model files differ from those here; copy the folder there again",
+        "it has other model files than the first host; copy the folder there again",
         "it has mlx 0, not 1; install the same on every host",
         "no device",
     ]

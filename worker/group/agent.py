@@ -19,14 +19,6 @@ from contextlib import suppress
 
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.group import LINK_LIMIT_S, LOAD_LIMIT_S, READ_BYTES
-from mlxsup.protocol.launch import ExitCode
-
-USAGE = """\
-usage: python -P -m mlxsup.worker.group.agent
-
-Starts a rank of a model that several hosts serve, for the worker on the first of them. Not meant
-to be started by hand.
-"""
 
 FOLLOWER = "mlxsup.worker.group.follower"
 
@@ -39,11 +31,8 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 """What waits for a follower that reads nothing; beyond it, the leader waits, too."""
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Start the follower, and pass on what arrives until one side ends; return the exit code."""
-    if arguments or os.isatty(STDIN):
-        print(USAGE, end="", file=sys.stderr)
-        return ExitCode.BAD_LAUNCH
     # A group ends through its leader: by a message, by the end of the pipe, or by SIGKILL. The
     # supervisor's signals go to the whole process group: only the leader may act on SIGTERM, and
     # SIGUSR1 asks the ranks for their stacks.
@@ -119,4 +108,4 @@ def _pass_on(target: int, limit_s: Callable[[], float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

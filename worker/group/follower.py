@@ -26,11 +26,10 @@ from mlxsup.protocol.version import VERSION
 
 from ..bootstrap import ORPHANED_EXIT, die_with_parent, prepare_process
 from ..engine import BadLaunchError, DivergedError, Rank
-from ..engines.opening import identify, open_engine, prepare
+from ..engines.opening import free_address, identify, open_engine, prepare
 from ..logs import configure
 from ..process import judge
 from .agent import SERVES
-from .agreement import free_address
 from .frames import (
     TO_FOLLOWER,
     Beat,
