@@ -108,6 +108,7 @@ def look_at(groups: Sequence[tuple[str, LaunchSettings]]) -> list[dict[str, Any]
     for (name, rank, _, host), answer in zip(ranks, answers, strict=True):
         report = answer.report
         first = report if rank == 0 else first
+        differs = _difference(report, first) if report and first else ""
         found.append(
             {
                 "model": name,
@@ -119,9 +120,7 @@ def look_at(groups: Sequence[tuple[str, LaunchSettings]]) -> list[dict[str, Any]
                 "available_bytes": report and report.available_bytes,
                 "round_trip_s": answer.round_trip_s,
                 "bytes_per_s": answer.bytes_per_s,
-                "problem": answer.problem
-                or (report and first and _difference(report, first))
-                or None,
+                "problem": answer.problem or differs or None,
             }
         )
     return found
