@@ -265,3 +265,7 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
         "it has mlx 0, not 1; install the same on every host",
         "no device",
     ]
+    reports = {"": replace(first, fingerprint="", problem="no files"), "same": first}
+    hosts = tuple(GroupHost(ssh=name, address="a") for name in reports)
+    found = host_checks.look_at([("m", LaunchSettings(hosts=hosts))])
+    assert [one["problem"] for one in found] == ["no files", None]
