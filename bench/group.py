@@ -1,6 +1,5 @@
 """Measures the control of a group of two ranks: the leader's own time in each step, and tokens per
-second beside ranks that a few lines of code keep in step without any control, of a model whose
-step takes a few milliseconds and of a wider one."""
+second beside ranks that a few lines of code keep in step without any control."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,8 +21,6 @@ from mlxsup.worker.engines.opening import free_address, open_engine, prepare
 from mlxsup.worker.group.engine import GroupEngine
 
 from .report import order_in_round, print_table, spread
-from support.model_types.build import make_model
-from support.model_types.listed import model_types
 from support.models.tiny_model import make_tiny_model
 from support.worker.turn_bench import make_spec
 
@@ -38,24 +34,6 @@ SHARE = 0.95
 
 HOSTS = (GroupHost(), GroupHost())
 
-WIDE = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-}
-"""A step takes tens of milliseconds: still far less than one of a model that needs two hosts."""
-
-
-def make_wide_model(folder: Path) -> Path:
-    """Make a llama of 100 million weights."""
-    [llama] = model_types(["llama"])
-    return make_model(folder, replace(llama, config=llama.config | WIDE))
-
-
-MODELS: dict[str, Callable[[Path], Path]] = {"tiny": make_tiny_model, "wide": make_wide_model}
-
 
 def run(repeats: int) -> None:
     """Measure and print."""
@@ -63,35 +41,25 @@ def run(repeats: int) -> None:
     control = sorted(itertools.chain(*(control_us() for _ in range(repeats))))
     median, p99 = statistics.median(control), control[len(control) * 99 // 100]
     with tempfile.TemporaryDirectory() as folder:
-        speeds = [row for name, make in MODELS.items()
-                  for row in _speeds(name, make(Path(folder) / name), repeats)]  # fmt: skip
+        path = make_tiny_model(Path(folder) / "tiny")
+        speeds: dict[str, list[float]] = {"group": [], "by hand": []}
+        measures = {"group": group_speed, "by hand": speed_by_hand}
+        for repeat in range(repeats):
+            for side in order_in_round(list(measures), repeat):
+                speeds[side].append(measures[side](path))
+    ratio = statistics.median(speeds["group"]) / statistics.median(speeds["by hand"])
     rows = [
         ["leader's time per step beside its engine, p50", f"{median:.0f} µs", f"≤{CONTROL_US} µs",
          _verdict(median <= CONTROL_US)],
         ["the same, p99", f"{p99:.0f} µs", f"≤{CONTROL_P99_US} µs",
          _verdict(p99 <= CONTROL_P99_US)],
-        *speeds,
+        *([f"tokens/s, {side}", spread(found, digits=0), "", ""] for side, found in speeds.items()),
+        ["of ranks in step by hand", f"{ratio:.2f}", f"≥{SHARE:g}", _verdict(ratio >= SHARE)],
     ]  # fmt: skip
     print(
         f"{ROWS} rows, {repeats} rounds; the control with the fake engine, {STEPS} steps a round\n"
     )
     print_table(["what", "measured", "target", "verdict"], rows)
-
-
-def _speeds(name: str, path: Path, repeats: int) -> list[list[str]]:
-    """Return the rows of the table about the speed of one model."""
-    speeds: dict[str, list[float]] = {"group": [], "by hand": []}
-    measures = {"group": group_speed, "by hand": speed_by_hand}
-    for repeat in range(repeats):
-        for side in order_in_round(list(measures), repeat):
-            speeds[side].append(measures[side](path))
-    ratio = statistics.median(speeds["group"]) / statistics.median(speeds["by hand"])
-    return [
-        *([f"{name}: tokens/s, {side}", spread(found, digits=0), "", ""]
-          for side, found in speeds.items()),
-        [f"{name}: of ranks in step by hand", f"{ratio:.2f}", f"≥{SHARE:g}",
-         _verdict(ratio >= SHARE)],
-    ]  # fmt: skip
 
 
 def _verdict(is_kept: bool) -> str:
