@@ -17,8 +17,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import GroupHost
 from mlxsup.worker.engine import Engine, Rank, Row, StepResult
 from mlxsup.worker.engines.fake.engine import FakeEngine
-from mlxsup.worker.engines.opening import open_engine, prepare
-from mlxsup.worker.group.agreement import free_address
+from mlxsup.worker.engines.opening import free_address, open_engine, prepare
 from mlxsup.worker.group.engine import GroupEngine
 
 from .report import order_in_round, print_table, spread

@@ -19,9 +19,11 @@ from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.group import (
     INSPECTION,
     MOST_TOLD,
+    OTHER_FILES,
     HostReport,
     has_no_mlxsup,
     host_argv,
+    other_version,
     shell_prints,
 )
 from mlxsup.protocol.launch import GroupHost, LaunchSettings, child_environment
@@ -106,6 +108,7 @@ def look_at(groups: Sequence[tuple[str, LaunchSettings]]) -> list[dict[str, Any]
     for (name, rank, _, host), answer in zip(ranks, answers, strict=True):
         report = answer.report
         first = report if rank == 0 else first
+        differs = _difference(report, first) if report and first else ""
         found.append(
             {
                 "model": name,
@@ -117,7 +120,7 @@ def look_at(groups: Sequence[tuple[str, LaunchSettings]]) -> list[dict[str, Any]
                 "available_bytes": report and report.available_bytes,
                 "round_trip_s": answer.round_trip_s,
                 "bytes_per_s": answer.bytes_per_s,
-                "problem": answer.problem or _difference(report, first) or None,
+                "problem": answer.problem or differs or None,
             }
         )
     return found
@@ -213,16 +216,12 @@ def _silence(process: subprocess.Popen[bytes], host: GroupHost) -> str:
     return last or f"no answer, exit code {code}"
 
 
-def _difference(report: HostReport | None, first: HostReport | None) -> str:
+def _difference(report: HostReport, first: HostReport) -> str:
     """Return in what a host differs from the first one; empty if they can go together."""
-    if report is None or first is None:
-        return ""
-    for name, version in first.versions.items():
-        if (theirs := report.versions.get(name)) != version:
-            return f"it has {name} {theirs}, not {version}; install the same on every host"
-    if report.fingerprint != first.fingerprint and first.fingerprint:
-        return "its model files differ from those here; copy the folder there again"
-    return ""
+    said = other_version(report.versions, first.versions)
+    if not said and first.fingerprint and report.fingerprint != first.fingerprint:
+        said = OTHER_FILES
+    return said and f"it {said}"
 
 
 def _cells(one: dict[str, Any]) -> Sequence[str]:

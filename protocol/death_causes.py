@@ -126,7 +126,7 @@ CAUSES = (
           (STACKS, QUARANTINE,
            "if normal prompts take that long, raise `step_timeout_s`; preparing a prompt may "
            f"take {TEXT_LIMIT_STEPS:g} times as long")),
-    Cause("rank_lost", lambda died: died.code == ExitCode.RANK_LOST,
+    Cause("rank_lost", lambda died: died.cause == DeathCause.RANK_LOST,
           "a host that serves it with this one was lost: {detail}",
           ("`mlxsup hosts check MODEL` looks at each of its hosts", LAST_LINES, BLAMELESS)),
     Cause("broken_link", lambda died: died.code == ExitCode.LINK_BROKEN,

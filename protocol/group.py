@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from .launch import GroupHost
@@ -59,6 +60,18 @@ def shell_prints(said: bytes) -> str:
     """Return the complaint about a host whose shell has printed something before the command."""
     line = said.decode(errors="replace").strip().partition("\n")[0][:MOST_TOLD]
     return f"its shell prints {line!r}; it must print nothing before a command"
+
+
+def other_version(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return what a host has in another version than the first one, and what to do; empty if it has
+    the same."""
+    for name, version in ours.items():
+        if (other := theirs.get(name)) != version:
+            return f"has {name} {other}, not {version}; install the same on every host"
+    return ""
+
+
+OTHER_FILES = "has other model files than the first host; copy the folder there again"
 
 
 @record

@@ -127,7 +127,7 @@ def _plan_of(
         if model.name in bounds
     ]
     made = fit(candidates, budget)
-    others = _other_hosts(models, bounds)
+    ranks = _ranks(models, bounds)
     placements = {place.model: place for place in made.placements}
     needs = {one.model: one for one in candidates}
     return {
@@ -140,7 +140,7 @@ def _plan_of(
         "needed_bytes": made.reserved_bytes,
         "fits": made.is_complete
         and not problems
-        and all(one["fits"] for ranks in others.values() for one in ranks),
+        and all(one["fits"] for found in ranks.values() for one in found),
         "swap": swap,
         "change": None if made.is_complete else advice(candidates, budget),
         "measurements": measurements.problem or None,
@@ -149,18 +149,19 @@ def _plan_of(
             if model.name in problems
             else {
                 **_row(needs[model.name].need, placements[model.name], is_resident=model.preload),
-                "hosts": others.get(model.name, []),
+                "hosts": ranks.get(model.name, []),
             }
             for model in models
         ],
     }
 
 
-def _other_hosts(
+def _ranks(
     models: Sequence[ModelSettings], needs: Mapping[ModelName, Need]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return, for each model that several hosts serve, which of the others have memory for a share
-    as large as the one here; files that are missing there are another problem."""
+    as large as the one here; files that are missing there are another problem. This host is among
+    them if it could not take part, or if they cannot divide the model."""
     groups = [(str(one.name), one.launch) for one in models if one.launch.hosts]
     found: dict[str, list[dict[str, Any]]] = {}
     if not groups:
@@ -169,8 +170,8 @@ def _other_hosts(
 
     for one in look_at(groups):
         need = needs.get(ModelName(one["model"]))
-        if one["rank"] and need is not None:
-            free = one["available_bytes"]
+        if (one["rank"] or one["problem"]) and need is not None:
+            free = one["available_bytes"] if one["rank"] else None
             fits = free is not None and need.needed_bytes <= free
             kept = {key: one[key] for key in ("rank", "host", "address", "problem")}
             found.setdefault(one["model"], []).append(

@@ -287,6 +287,7 @@ _BY_LINE: tuple[tuple[DeathCause, re.Pattern[str]], ...] = tuple(
             r"|unable to allocate|attempting to allocate|MemoryAllocation",
         ),
         (DeathCause.MODEL_MISSING, r"FileNotFoundError|no such file or directory"),
+        (DeathCause.RANK_LOST, r'ranks\.py", line \d+ in join\b'),  # its time was up there
     )
 )
 """Patterns of the causes: Metal, CUDA, the C++ library and Python each use their own words."""

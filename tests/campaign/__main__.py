@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 from .chaos import CHAOS
+from .groups import GROUPS
 from .hostile import HOSTILE
 from .scenario import CPU, Place, Result, Scenario, exit_code, table
 from .scenarios import ONE_FAULT
 from .soak import SOAK
 from support.machine import machine_facts
 
-SCENARIOS: tuple[Scenario, ...] = (*ONE_FAULT, *HOSTILE, CHAOS, SOAK)
+SCENARIOS: tuple[Scenario, ...] = (*ONE_FAULT, *HOSTILE, *GROUPS, CHAOS, SOAK)
 
 
 def chosen(names: list[str]) -> list[Scenario]:

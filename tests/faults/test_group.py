@@ -105,7 +105,8 @@ def test_unloading_ends_all_ranks(daemon: Daemon) -> None:
 def test_an_answer_continues_without_a_host_that_is_gone_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ssh = FakeSsh(tmp_path, monkeypatch)
+    ssh = FakeSsh(tmp_path)
+    monkeypatch.setenv("PATH", ssh.path)
     hosts = [{"address": "127.0.0.1"}, {"address": "127.0.0.1", "ssh": "far"}]
     entry = fake(hosts=hosts, min_hosts=1, fake={"step_s": 0.01}, restart=PATIENT)
     with Daemon({"m": entry}) as daemon, daemon.client() as client:

@@ -17,9 +17,10 @@ import pytest
 
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.launch import ExitCode, GroupHost
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.protocol.worker_messages import Hello, Ready, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
+from mlxsup.worker.group.frames import Progress, pack_frame
 
 from support.cli.cli import check_plain, run_cli
 from support.eventually import eventually
@@ -87,8 +88,15 @@ OTHER_VERSIONS = {
     "earlier": "from mlxsup.protocol import version\nversion.VERSION = '0.0.1'\n",
     "foreign": "from mlxsup.worker.group import frames\nframes.Greeting.TYPE = 'howdy'\n",
     "later": "from mlxsup.worker.group import frames\nframes.Who.TYPE = 'which'\n",
+    "copying": (
+        "from dataclasses import replace\n"
+        "from mlxsup.worker.engines.fake import engine\n"
+        "plain = engine.identify_fake\n"
+        "engine.identify_fake = lambda spec: replace(plain(spec), fingerprint='other')\n"
+    ),
 }
-"""What an interpreter runs first that has another mlxsup, whose messages may be others, too."""
+"""What an interpreter runs first that has another mlxsup, whose messages may be others, too, or
+other files."""
 
 
 @pytest.fixture
@@ -109,7 +117,9 @@ def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / f"{name}-python"
         path.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
         path.chmod(0o700)
-    FakeSsh(tmp_path, monkeypatch).cut_off("nowhere")
+    ssh = FakeSsh(tmp_path)
+    ssh.cut_off("nowhere")
+    monkeypatch.setenv("PATH", ssh.path)
 
 
 def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
@@ -195,7 +205,7 @@ def test_the_agent_ends_its_rank_when_the_leader_is_silent() -> None:
 def test_an_agent_ends_its_rank_though_it_can_tell_nothing(tmp_path: Path) -> None:
     """Not on every system does a rank end by itself when its agent is gone."""
     (tmp_path / "sleeper.py").write_text("import signal\nsignal.pause()\n")
-    run = "from mlxsup.worker.group import agent\nagent.FOLLOWER = 'sleeper'\nagent.main([])\n"
+    run = "from mlxsup.worker.group import agent\nagent.FOLLOWER = 'sleeper'\nagent.main()\n"
     agent = subprocess.Popen(
         [sys.executable, "-c", run],
         stdin=subprocess.PIPE,
@@ -220,6 +230,29 @@ def test_a_rank_ends_a_stopped_agent_though_it_was_told_nothing_yet() -> None:
     agent.stdout.close()  # the connection to the leader
     assert agent.wait() == -signal.SIGKILL
     agent.stdin.close()
+
+
+AGENT = """
+import os, signal, subprocess, sys
+os.dup2(2, 1)
+rank = subprocess.Popen([sys.executable, "-P", "-m", "mlxsup.worker.group.follower"])
+os.kill(os.getpid(), signal.SIGSTOP)
+sys.exit(rank.wait())
+"""
+
+
+def test_a_stopped_agent_notices_that_its_rank_has_failed() -> None:
+    """Its leader may be gone by then, and nothing else would end it."""
+    agent = subprocess.Popen([sys.executable, "-c", AGENT], stdin=subprocess.PIPE)
+    assert agent.stdin is not None
+    agent.stdin.write(pack_frame(Progress(phase=LoadPhase.IMPORT, progress=0.0)))
+    agent.stdin.flush()
+    try:
+        assert agent.wait(60.0) == ExitCode.BAD_LAUNCH
+    finally:
+        agent.kill()
+        agent.stdin.close()
+        agent.wait()
 
 
 def test_a_leader_that_loads_may_be_silent_for_longer() -> None:
@@ -375,6 +408,11 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
             "does not understand rank 0 (unknown type 'who'; known are call, plan, stop, which);"
             " install the same",
         ),
+        (
+            GroupHost(ssh="far", python="copying-python"),
+            ExitCode.BAD_MODEL,
+            "rank 1 (far) has other model files than the first host; copy",
+        ),
         (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
     ],
 )
@@ -466,7 +504,7 @@ def test_hosts_check_prints_the_tables_of_hosts_that_it_is_given(
     assert "must be the address of this machine" in wrong.stderr
 
 
-def test_hosts_check_says_that_the_hosts_cannot_divide_the_model(
+def test_hosts_check_and_plan_say_that_the_hosts_cannot_divide_the_model(
     fake_ssh: None, tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
@@ -476,6 +514,13 @@ def test_hosts_check_says_that_the_hosts_cannot_divide_the_model(
     command = ("hosts", "check", "m", "127.0.0.1", *others, "--config", str(config), "--json")
     done = run_cli(*command, PATH=os.environ["PATH"])
     assert done.returncode == 1
-    problems_found = [one["problem"] for one in json.loads(done.stdout)["hosts"]]
+    checked = json.loads(done.stdout)
+    problems_found = [one["problem"] for one in checked["hosts"]]
     assert problems_found[1:] == [None, None]
     assert "num_attention_heads is 4, which 3 hosts cannot divide; use another" in problems_found[0]
+    with config.open("a") as file:
+        file.write(checked["tables"])
+    planned = run_cli("plan", "--config", str(config), "--json", PATH=os.environ["PATH"])
+    plan = json.loads(planned.stdout)
+    assert [one["problem"] for one in plan["models"][0]["hosts"]] == problems_found
+    assert not plan["fits"]

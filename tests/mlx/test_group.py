@@ -105,6 +105,26 @@ def test_a_later_life_makes_the_same_passes_on_a_copy_of_the_folder(tmp_path: Pa
         assert group.wait_until_ready(FORMATION_S).batching is ready.batching
 
 
+def test_a_rank_that_is_lost_while_they_connect_ends_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for that rank in native code, and holds its interpreter."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "from mlxsup.worker.engines.mlx import ranks\n"
+        "ranks.LOAD_LIMIT_S = 3.0\n"
+        "plain = ranks._join_ring\n"
+        "def join(rank):\n"
+        "    return os.kill(os.getpid(), signal.SIGKILL) if rank.number else plain(rank)\n"
+        "ranks._join_ring = join\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = str(make_tiny_model(tmp_path / "model"))
+    with WorkerHarness(engine="mlx", path=path, hosts=LOCAL) as group:
+        assert group.exit_code(FORMATION_S) == 1
+        assert "ranks.py" in group.log()
+
+
 def dies_of(path: Path, hosts: tuple[GroupHost, ...]) -> str:
     """Return the exit code of a group that cannot load, and the sentence about it."""
     with WorkerHarness(

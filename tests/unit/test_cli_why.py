@@ -173,6 +173,10 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "a lost rank": (
         State.READY, exits(74, "rank 1 (studio-2) was lost"), "rank_lost",
         "was lost: rank 1 (studio-2) was lost"),
+    "a rank that is lost while they connect": (
+        State.LOADING,
+        exits(1, "Timeout (0:00:20)!", 'File "ranks.py", line 9 in join', 'File "x", line 1 in y'),
+        "rank_lost", "was lost: Timeout (0:00:20)!"),
     "a broken link": (
         State.READY, exits(76, "the daemon sent no message"), "broken_link",
         "an unexpected message: the daemon sent no message"),

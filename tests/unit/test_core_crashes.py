@@ -450,6 +450,7 @@ def test_a_load_that_was_ended_is_not_the_first_of_two() -> None:
         (70, "cudaErrorMemoryAllocation", DeathCause.OUT_OF_MEMORY),
         (70, "FileNotFoundError: [Errno 2] tokenizer.json", DeathCause.MODEL_MISSING),
         (70, "No such file or directory", DeathCause.MODEL_MISSING),
+        (1, 'File "/x/engines/mlx/ranks.py", line 110 in join', DeathCause.RANK_LOST),
         (70, "ValueError: something else", DeathCause.UNKNOWN),
         (64, "sh: /no/python: No such file or directory", DeathCause.UNKNOWN),
         (None, "", DeathCause.UNKNOWN),

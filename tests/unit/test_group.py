@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -18,29 +20,37 @@ from mlxsup.protocol.group import HostReport
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, NoDeviceError, Row
-from mlxsup.worker.engines.fake.engine import FakeEngine
-from mlxsup.worker.engines.fake.text import encode_text
+from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.worker.engine import (
+    BadLaunchError,
+    EngineFacts,
+    NoDeviceError,
+    Row,
+    RowPrefill,
+    RowSetAside,
+    RowToken,
+    StepResult,
+)
 from mlxsup.worker.engines.mlx.folder import NESTED
 from mlxsup.worker.engines.mlx.ranks import identify_folder, take_share
-from mlxsup.worker.group.agreement import check_greeting
 from mlxsup.worker.group.followers import place_on_host
 from mlxsup.worker.group.frames import (
+    PING,
     TO_FOLLOWER,
     Beat,
     Call,
     FrameError,
     FrameReader,
     FrameWriter,
-    Greeting,
     Plan,
     Stop,
+    pack_frame,
     plain_row,
 )
 from mlxsup.worker.group.replay import Replay
 
 from support.models.tiny_model import make_tiny_model
-from support.worker.turn_bench import A, B, make_spec
+from support.worker.turn_bench import A, B
 
 ROW = Row(
     key=RequestKey(7),
@@ -54,6 +64,7 @@ ROW = Row(
     ignore_eos=True,
     prompt_logprobs=2,
     checkpoints=(1,),
+    lengths=(3,),
 )
 
 
@@ -71,14 +82,30 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -> None:
     reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
     call = Call(number=1, name="step", digest=2**32 - 1)
-    for message in (Plan(rank=1, addresses=["127.0.0.1:1"], backend="ring"), call, Stop()):
+    messages = (Plan(rank=1, addresses=["127.0.0.1:1"], backend="ring"), call, Stop())
+    for message in messages:
         writer.ping()
         writer.write(message)
         assert reader.read() is None
         assert reader.read() == message
+    os.write(pipe[1], b"abc")
+    heard = reader.heard()
+    assert heard == len(b"abc") + sum(len(pack_frame(one)) + len(PING) for one in messages)
     os.close(pipe[1])
     with pytest.raises(EOFError):
         reader.read()
+
+
+def test_a_ping_waits_for_no_room(pipe: tuple[int, int]) -> None:
+    """A rank that reads nothing must not stop the thread that notices such ranks."""
+    os.set_blocking(pipe[1], False)
+    while select.select([], [pipe[1]], [], 0)[1]:
+        os.write(pipe[1], bytes(4096))
+    os.set_blocking(pipe[1], True)
+    pinging = threading.Thread(target=FrameWriter(pipe[1]).ping, daemon=True)
+    pinging.start()
+    pinging.join(10.0)
+    assert not pinging.is_alive()
 
 
 def test_what_is_no_frame_of_this_direction_is_refused(pipe: tuple[int, int]) -> None:
@@ -103,32 +130,76 @@ def test_a_row_arrives_as_it_was_sent_but_for_what_the_leader_keeps(pipe: tuple[
     assert (taken_out.arguments(), taken_out.named) == ([A, B], {"keep": True})
 
 
-def replay_of(*calls: tuple[str, tuple[Any, ...]], voice: str = "") -> int:
-    """Return the digest of some calls."""
-    engine = FakeEngine(make_spec(fake={"voice": voice}))
-    replay = Replay(engine, engine.load(lambda phase, progress: None))
-    for name, arguments in calls:
-        replay.make(name, arguments, {})
-    assert replay.number == len(calls)
+FACTS = EngineFacts(context_length=100, vocabulary_size=50, fingerprint="f", backend="fake")
+TOKEN = RowToken(key=A, token=5)
+READ = RowPrefill(key=A, done=4, total=9)
+ASIDE = RowSetAside(key=A, token=TOKEN)
+
+
+def digest_of(*results: object, facts: EngineFacts = FACTS, constrains: bool = False) -> int:
+    """Return the digest after an insert, which may be of a row with a grammar, and these results
+    of later calls."""
+    engine: Any = SimpleNamespace(insert=lambda row: 0)
+    replay = Replay(engine, facts)
+    replay.make("insert", [replace(ROW, key=A)], {}, is_constrained=constrains)
+    for result in results:
+        engine.step = engine.set_aside = lambda *keys, result=result: result
+        is_step = isinstance(result, StepResult)
+        replay.make("step" if is_step else "set_aside", [] if is_step else [A], {})
+    assert replay.number == 1 + len(results)
     return replay.digest
 
 
-def test_equal_calls_have_equal_digests_and_other_results_have_others() -> None:
-    row = Row(key=RequestKey(1), tokens=encode_text("hello"), max_tokens=50, seed=0)
-    calls = [("insert", (row,)), *[("step", ())] * 20]
-    assert replay_of(*calls) == replay_of(*calls)
-    assert replay_of(*calls) != replay_of(*calls, voice="other")
-    assert replay_of(*calls) != replay_of(*calls[:-1])
+@pytest.mark.parametrize(
+    "other",
+    [
+        StepResult(),
+        StepResult(tokens=[TOKEN, TOKEN], prefill=[READ]),
+        StepResult(tokens=[RowToken(key=B, token=5)], prefill=[READ]),
+        StepResult(tokens=[RowToken(key=A, token=6)], prefill=[READ]),
+        StepResult(tokens=[RowToken(key=A, token=5, finish=FinishReason.STOP)], prefill=[READ]),
+        StepResult(tokens=[RowToken(key=A, token=5, ended_by=5)], prefill=[READ]),
+        StepResult(tokens=[RowToken(key=A, token=5, vector=b"v")], prefill=[READ]),
+        StepResult(tokens=[TOKEN], prefill=[replace(READ, done=5)]),
+        StepResult(tokens=[TOKEN], prefill=[replace(READ, total=8)]),
+        StepResult(tokens=[TOKEN], prefill=[replace(READ, known=1)]),
+    ],
+)
+def test_a_step_with_another_result_has_another_digest(other: StepResult) -> None:
+    alike = StepResult(tokens=[TOKEN], prefill=[READ])
+    assert digest_of(alike) == digest_of(replace(alike, took_s=1.0))
+    assert digest_of(alike) != digest_of(other)
 
 
-def test_ranks_of_other_versions_or_files_are_refused_by_name() -> None:
-    greeting = Greeting(address="a:1", versions={"mlx": "1"}, fingerprint="f")
-    own = ModelFiles(fingerprint="f", versions={"mlx": "1"}, weight_bytes=1)
-    check_greeting("rank 1 (b)", greeting, own)
-    with pytest.raises(BadLaunchError, match=r"^rank 1 \(b\) has mlx 1, not 2; install"):
-        check_greeting("rank 1 (b)", greeting, replace(own, versions={"mlx": "2"}))
-    with pytest.raises(BadModelError, match=r"^rank 1 \(b\) has other model files"):
-        check_greeting("rank 1 (b)", greeting, replace(own, fingerprint="g"))
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ASIDE, is_kept=True),
+        replace(ASIDE, token=RowToken(key=A, token=6)),
+        RowSetAside(key=A),
+    ],
+)
+def test_a_row_that_is_set_aside_otherwise_has_another_digest(other: RowSetAside) -> None:
+    assert digest_of([ASIDE]) == digest_of([replace(ASIDE)])
+    assert digest_of([ASIDE]) != digest_of([other])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"context_length": 99}, {"vocabulary_size": 49}, {"batching": Batching.SERIAL_PREFILL}],
+)
+def test_a_load_that_finds_something_else_has_another_digest(change: dict[str, Any]) -> None:
+    assert digest_of() == digest_of(facts=replace(FACTS, fingerprint="g"))
+    assert digest_of() != digest_of(facts=replace(FACTS, **change))
+
+
+def test_tokens_of_a_row_with_a_grammar_count_in_no_digest_while_it_runs() -> None:
+    """Only the leader sees its grammar end it."""
+    ended = StepResult(tokens=[RowToken(key=A, token=5, finish=FinishReason.STOP)])
+    goes_on = StepResult(tokens=[TOKEN])
+    assert digest_of(ended, constrains=True) == digest_of(goes_on, constrains=True)
+    gone: list[object] = [RowSetAside(key=A)]
+    assert digest_of(gone, ended, constrains=True) != digest_of(gone, goes_on, constrains=True)
 
 
 def test_the_fingerprint_of_a_folder_is_that_of_its_copy_and_of_no_other(tmp_path: Path) -> None:
@@ -175,7 +246,8 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
         python="3.13", versions={"mlx": "1"}, available_bytes=1, fingerprint="f", problem="", port=1
     )
     reports = {
-        "": first, "same": first, "other-files": replace(first, fingerprint="g"),
+        "": first, "same": first, "bare": replace(first, versions={}),
+        "other-files": replace(first, fingerprint="g"),
         "old": replace(first, versions={"mlx": "0"}), "bad": replace(first, problem="no device"),
     }  # fmt: skip
     monkeypatch.setattr(
@@ -188,7 +260,12 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
     assert [one["problem"] for one in found] == [
         None,
         None,
-        "its model files differ from those here; copy the folder there again",
+        "it has mlx None, not 1; install the same on every host",
+        "it has other model files than the first host; copy the folder there again",
         "it has mlx 0, not 1; install the same on every host",
         "no device",
     ]
+    reports = {"": replace(first, fingerprint="", problem="no files"), "same": first}
+    hosts = tuple(GroupHost(ssh=name, address="a") for name in reports)
+    found = host_checks.look_at([("m", LaunchSettings(hosts=hosts))])
+    assert [one["problem"] for one in found] == ["no files", None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,19 @@ def identify(spec: LaunchSpec) -> ModelFiles:
     from .mlx.ranks import identify_folder
 
     return identify_folder(Path(spec.path))
+
+
+def free_address(host: str) -> str:
+    """Return an address of this host, `ip:port`, on which nothing listens now.
+
+    Raises:
+        BadLaunchError: the host has no such address.
+    """
+    try:
+        with socket.create_server((host, 0)) as listening:
+            return f"{host}:{listening.getsockname()[1]}"
+    except OSError:  # or a name that is not known there
+        raise BadLaunchError(f"address must be one of this host's own, not {host}") from None
 
 
 def prepare(spec: LaunchSpec, *, gpu: int) -> None:

@@ -17,16 +17,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.group import LINK_LIMIT_S, LOAD_LIMIT_S, READ_BYTES
-from mlxsup.protocol.launch import ExitCode
-
-USAGE = """\
-usage: python -P -m mlxsup.worker.group.agent
-
-Starts a rank of a model that several hosts serve, for the worker on the first of them. Not meant
-to be started by hand.
-"""
 
 FOLLOWER = "mlxsup.worker.group.follower"
 
@@ -39,11 +31,8 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 """What waits for a follower that reads nothing; beyond it, the leader waits, too."""
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Start the follower, and pass on what arrives until one side ends; return the exit code."""
-    if arguments or os.isatty(STDIN):
-        print(USAGE, end="", file=sys.stderr)
-        return ExitCode.BAD_LAUNCH
     # A group ends through its leader: by a message, by the end of the pipe, or by SIGKILL. The
     # supervisor's signals go to the whole process group: only the leader may act on SIGTERM, and
     # SIGUSR1 asks the ranks for their stacks.
@@ -83,8 +72,8 @@ def _exit_with(follower: subprocess.Popen[bytes], is_over: threading.Event) -> N
 def _pass_on(target: int, limit_s: Callable[[], float]) -> str:
     """Copy standard input to a pipe; return why that is over.
 
-    A pulse without a byte counts only if this process was awake to see it, so a machine that slept
-    or a tree that was stopped ends nothing.
+    Time counts only while this process is awake, so a machine that slept or a tree that was stopped
+    ends nothing.
 
     Args:
         target: the pipe.
@@ -92,21 +81,20 @@ def _pass_on(target: int, limit_s: Callable[[], float]) -> str:
     """
     os.set_blocking(target, False)
     held = bytearray()
-    silent = 0
-    while silent * PULSE_S < limit_s():
+    clock = Clock()
+    heard_at = clock.now()
+    while clock.now() - heard_at < limit_s():
         poll = select.poll()
         poll.register(STDIN, select.POLLIN if len(held) < MAX_HELD_BYTES else 0)
         if held:
             poll.register(target, select.POLLOUT)
         events = dict(poll.poll(int(PULSE_S * 1000)))
-        if not events:
-            silent += 1
         if events.get(STDIN, 0) & select.POLLIN:
             piece = os.read(STDIN, READ_BYTES)
             if not piece:
                 return "the leader is gone"
             held += piece
-            silent = 0
+            heard_at = clock.now()
         elif STDIN in events:
             return "the leader is gone"
         if held:
@@ -120,4 +108,4 @@ def _pass_on(target: int, limit_s: Callable[[], float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from mlxsup.protocol.group import LOAD_LIMIT_S
+from mlxsup.protocol.group import LOAD_LIMIT_S, OTHER_FILES, other_version
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase
@@ -19,6 +19,7 @@ from mlxsup.protocol.worker_messages import RankState
 
 from ..engine import (
     BadLaunchError,
+    BadModelError,
     Engine,
     EngineFacts,
     ModelFiles,
@@ -28,8 +29,7 @@ from ..engine import (
     StepResult,
 )
 from ..engines.fake.engine import Reach
-from ..engines.opening import choose_backend, identify, open_engine, prepare
-from .agreement import check_greeting, free_address
+from ..engines.opening import choose_backend, free_address, identify, open_engine, prepare
 from .followers import Follower, Followers
 from .frames import Call, Plan, pack_frame, plain_row
 from .replay import Replay
@@ -126,7 +126,10 @@ class GroupEngine:
         addresses = [free_address(self._spec.hosts[0].address)]
         for one in ranks:
             assert one.greeting is not None
-            check_greeting(one, one.greeting, files)
+            if said := other_version(one.greeting.versions, files.versions):
+                raise BadLaunchError(f"{one} {said}")
+            if one.greeting.fingerprint != files.fingerprint:
+                raise BadModelError(f"{one} {OTHER_FILES}")
             addresses.append(one.greeting.address)
         # What an earlier life held there may still be about to be freed.
         self._wait(lambda one: one.available_bytes >= needed_bytes, look, limit_s=MEMORY_LIMIT_S)

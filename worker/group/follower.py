@@ -26,11 +26,10 @@ from mlxsup.protocol.version import VERSION
 
 from ..bootstrap import ORPHANED_EXIT, die_with_parent, prepare_process
 from ..engine import BadLaunchError, DivergedError, Rank
-from ..engines.opening import identify, open_engine, prepare
+from ..engines.opening import free_address, identify, open_engine, prepare
 from ..logs import configure
 from ..process import judge
 from .agent import SERVES
-from .agreement import free_address
 from .frames import (
     TO_FOLLOWER,
     Beat,
@@ -68,19 +67,24 @@ class Follower:
         threading.Thread(target=_watch_leader, name="leader-watch", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         try:
-            self._live()
+            code = self._live_or_fail()
         except (EOFError, BrokenPipeError):
             self._leave_alone()
+        self._signal_agent(signal.SIGCONT)  # it may be stopped, and must notice this exit
+        return code
+
+    def _live_or_fail(self) -> int:
+        try:
+            self._live()
+        except (EOFError, BrokenPipeError):
+            raise
         except BaseException as error:  # noqa: BLE001  the last handler: the process ends
             death = judge(error)
             if not death.is_expected:
                 traceback.print_exception(error)
-            return self._fail(death.code, death.message)
+            self._writer.write(Failed(code=death.code, text=death.message))
+            return death.code
         return ExitCode.ASKED
-
-    def _fail(self, code: int, text: str) -> int:
-        self._writer.write(Failed(code=code, text=text))
-        return code
 
     def _live(self) -> None:
         try:
@@ -124,8 +128,8 @@ class Follower:
                 if replay.number
                 else "its load found out something else than that of rank 0"
             )
-        if call.number == 1 and os.getppid() == self._agent:
-            os.kill(self._agent, SERVES)
+        if call.number == 1:
+            self._signal_agent(SERVES)
         self._begun = call.number
         replay.make(call.name, call.arguments(), call.named, is_constrained=call.is_constrained)
         self._ended = call.number
@@ -158,9 +162,12 @@ class Follower:
     def _leave_alone(self) -> NoReturn:
         """Exit because the leader is gone; end the agent, too, which may be stopped and not
         notice."""
-        if os.getppid() == self._agent:
-            os.kill(self._agent, signal.SIGKILL)
+        self._signal_agent(signal.SIGKILL)
         leave(ORPHANED_EXIT)
+
+    def _signal_agent(self, number: int) -> None:
+        if os.getppid() == self._agent:
+            os.kill(self._agent, number)
 
 
 def _watch_leader() -> None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
-from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.codec import DecodeError, to_map
 from mlxsup.protocol.group import (
     AGENT,
@@ -63,8 +63,8 @@ LAST_WORDS_S = 0.5
 
 STOP_LIMIT_S = 2.0
 
-QUIET = 2
-"""So many pulses may pass between two beats that come in time."""
+QUIET_S = 2 * PULSE_S
+"""So long may the time between two beats be that come in time."""
 
 MOST_LINES = 20
 """Of what a rank has printed, the last: one of them may be why it is lost."""
@@ -83,7 +83,7 @@ class Follower:
         begun, ended: calls, as it said last.
         heard: bytes that have reached it, as it said last.
         available_bytes: memory of its host, as it said last.
-        silent: pulses without a beat that shows that it hears this process.
+        heard_at: when a beat last showed that it hears this process.
 
     Args:
         rank: from 1.
@@ -98,8 +98,9 @@ class Follower:
         self.unreachable = ""
         self.progress: Progress | None = None
         self.loaded: Loaded | None = None
-        self.begun = self.ended = self.heard = self.silent = 0
+        self.begun = self.ended = self.heard = 0
         self.available_bytes = 0
+        self.heard_at = group.clock.now()
         self._group = group
         self._failed: Failed | None = None
         self._last_lines: deque[str] = deque(maxlen=MOST_LINES)
@@ -125,14 +126,19 @@ class Follower:
         """Return its state for people."""
         if self.greeting is None:
             return RankState(rank=self.rank, name=str(self), state="starting")
+        silent_s = self.silent_s()
         return RankState(
             rank=self.rank,
             name=str(self),
             state="ready" if self.loaded else "loading",
-            silent_s=self.silent * PULSE_S,
-            is_behind=self.silent > QUIET or self.begun < self._group.sent,
+            silent_s=silent_s,
+            is_behind=silent_s > QUIET_S or self.begun < self._group.sent,
             active_bytes=self.loaded.active_bytes if self.loaded else 0,
         )
+
+    def silent_s(self) -> float:
+        """Return for how many seconds of this process it has not shown that it hears it."""
+        return self._group.clock.now() - self.heard_at
 
     def _start(self, run: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=run, name=f"rank-{self.rank}-{name}", daemon=True)
@@ -180,7 +186,7 @@ class Follower:
             case Beat():
                 # In a call it reads nothing, so what it hears may have to wait in its agent.
                 if message.heard > self.heard or message.begun > message.ended:
-                    self.silent = 0
+                    self.heard_at = self._group.clock.now()
                 self.heard, self.begun, self.ended = message.heard, message.begun, message.ended
                 self.available_bytes = message.available_bytes
                 return
@@ -237,6 +243,7 @@ class Followers:
         ranks: in the order of their hosts.
         news: set when a rank has said something that a load waits for.
         sent: calls that were sent to all of them.
+        clock: stands still while this process does, and perhaps all of them do.
 
     Args:
         spec: the leader's launch spec, with at least two hosts.
@@ -247,6 +254,7 @@ class Followers:
         self._is_over = threading.Event()
         self.news = threading.Event()
         self.sent = 0
+        self.clock = Clock()
         self.ranks: list[Follower] = []
         for number, host in enumerate(spec.hosts[1:], 1):
             follower = Follower(number, host, self)
@@ -290,16 +298,13 @@ class Followers:
             follower.end(max(0.0, ends_at - time.monotonic()))
 
     def _pulse(self) -> None:
-        """Ping every rank, and notice those that have said nothing for too long.
-
-        Pulses are counted, not seconds: if this process was stopped, so were they, perhaps.
-        """
+        """Ping every rank, and notice those that would have said nothing for too long by the next
+        time."""
         while not self._is_over.wait(PULSE_S):
             for follower in list(self.ranks):
                 follower.ping()
-                follower.silent += 1
                 limit_s = LOAD_LIMIT_S if follower.loaded is None else LINK_LIMIT_S
-                if follower.silent * PULSE_S >= limit_s:
+                if follower.silent_s() + PULSE_S > limit_s:
                     cause = f"{follower} has given no sign of life for {limit_s:g} s"
                     if follower.greeting is None:
                         follower.unreachable = cause

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import termios
 import threading
 from array import array
@@ -270,14 +271,18 @@ class FrameWriter:
             self._write_all(frame)
 
     def ping(self) -> None:
-        """Write a ping, unless a frame is on its way, which shows as much.
+        """Write a ping, unless a frame is on its way or there is no room, so that the other side
+        has something to read.
 
         Raises:
             BrokenPipeError: the other side is gone.
         """
         if self._lock.acquire(blocking=False):
             try:
-                self._write_all(PING)
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                if poll.poll(0):
+                    self._write_all(PING)
             finally:
                 self._lock.release()
 

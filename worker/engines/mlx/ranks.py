@@ -7,6 +7,7 @@ all of them run where the passes do.
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from mlxsup.protocol.group import LOAD_LIMIT_S
 from mlxsup.protocol.model_files import is_tokenizer_file
 from mlxsup.protocol.version import VERSION
 
@@ -86,7 +88,7 @@ def choose_backend(parallel: str) -> str:
 
 
 def join(rank: Rank) -> mx.distributed.Group:
-    """Connect to the other ranks, and return the group.
+    """Connect to the other ranks, and return the group; end the process if that takes too long.
 
     Raises:
         NoDeviceError: this MLX lacks the backend.
@@ -101,8 +103,18 @@ def join(rank: Rank) -> mx.distributed.Group:
             f"this build of MLX has no {rank.backend}, with which it should connect to the first"
             " host; install the same build on all of them"
         )
-    if rank.backend == "nccl":
-        return _join_nccl(rank)
+    # MLX waits for ever for a rank that is lost meanwhile, and holds the interpreter's lock, so
+    # that no thread here runs that would notice.
+    faulthandler.dump_traceback_later(LOAD_LIMIT_S, exit=True)
+    try:
+        return _join_nccl(rank) if rank.backend == "nccl" else _join_ring(rank)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _join_ring(rank: Rank) -> mx.distributed.Group:
+    import mlx.core as mx
+
     # MLX asks for a file. A pipe needs no disk, and a rank that is killed here leaves none behind.
     hosts, written = os.pipe()
     with open(hosts), open(written, "w") as file:
