@@ -446,7 +446,8 @@ def sampled(record: Record, event: Sampled) -> None:
     for book in record.books.values():
         if life := book.life:
             is_measured = _has_budget(life) and life.footprint > 0 and life.cause is None
-            held += max(life.footprint, life.reported) if is_measured else book.held
+            whole_bytes = book.held + _raise_of(record, book)  # counts until it is gone
+            held += max(life.footprint, life.reported) if is_measured else whole_bytes
     shortage.is_known = True
     shortage.room = held + reading.free_bytes
     if reading.free_bytes >= 0:
