@@ -50,7 +50,8 @@ REQUEST_HINTS = {
     "queue_timeout": "see `mlxsup status`, or raise `queue_timeout_s`",
     "deadline_exceeded": "raise `timeout_s` or `first_token_timeout_s`",
     "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",
-    "insufficient_memory": "see `mlxsup plan`, or shorten the prompt or the answer",
+    "insufficient_memory": "`mlxsup status` shows which models use the memory; a shorter prompt or"
+    " answer needs less",
     "slow_consumer": "read the stream without delay",
     "shutting_down": "`mlxsup stop` returns when it has ended; then run `mlxsup start`",
     "unsupported_version": "mlxsup was upgraded; run `mlxsup stop`, then `mlxsup start`",

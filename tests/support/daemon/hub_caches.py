@@ -43,7 +43,7 @@ ARRAYS: Mapping[str, tuple[int, ...]] = {
 
 MODEL: Mapping[str, bytes] = {
     "config.json": json.dumps(CONFIG).encode(),
-    "tokenizer.json": b"{}",
+    "tokenizer.json": b'{"model": {}}',
     "tokenizer_config.json": b"{}",
     "model.safetensors": safetensors(ARRAYS),
 }
