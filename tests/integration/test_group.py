@@ -255,6 +255,31 @@ def test_a_stopped_agent_notices_that_its_rank_has_failed() -> None:
         agent.wait()
 
 
+CONNECTION = """
+import subprocess, sys
+command = [sys.executable, "-P", "-m", "mlxsup.worker.group.agent"]
+agent = subprocess.Popen(command, stdin=subprocess.PIPE)
+print(agent.pid, flush=True)
+agent.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_stopped_agent_without_a_rank_ends_with_the_connection() -> None:
+    with subprocess.Popen([sys.executable, "-c", CONNECTION], stdout=subprocess.PIPE) as connection:
+        assert connection.stdout is not None
+        agent = psutil.Process(int(connection.stdout.readline()))
+        [rank] = eventually(agent.children, what="the rank")
+        agent.suspend()
+        rank.kill()
+        connection.kill()
+    try:
+        eventually(lambda: _is_gone(agent), what="the end of the agent")
+    finally:
+        if not _is_gone(agent):
+            agent.kill()
+
+
 def test_a_leader_that_loads_may_be_silent_for_longer() -> None:
     """It imports, or waits for the other ranks, and holds its interpreter meanwhile."""
     with group(fake={"load_s": 2.0}) as worker:

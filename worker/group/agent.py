@@ -20,6 +20,8 @@ from contextlib import suppress
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.group import LINK_LIMIT_S, LOAD_LIMIT_S, READ_BYTES
 
+from ..bootstrap import die_with_parent
+
 FOLLOWER = "mlxsup.worker.group.follower"
 
 STDIN = 0
@@ -38,6 +40,7 @@ def main() -> int:
     # SIGUSR1 asks the ranks for their stacks.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    die_with_parent()  # its rank may have ended while this process is stopped
     limit_s = LOAD_LIMIT_S
 
     def serve(number: int, frame: object) -> None:
