@@ -57,7 +57,7 @@ REQUEST_HINTS = {
     "unsupported_version": "mlxsup was upgraded; run `mlxsup stop`, then `mlxsup start`",
     "internal": "please report it with the file from `mlxsup why --report FILE`",
 }
-"""What helps after each error of a daemon, by its code."""
+"""The hint for each error of a daemon, by its code."""
 
 SILENCE = {
     "stopped": (

@@ -198,6 +198,7 @@ class LimitedProtocol(HttpToolsProtocol):
             extensions: dict[str, Any] = {WRITE: partial(write_piece, self.cycle)}
             self.scope["extensions"] = extensions
             if self.scope["http_version"] == "1.0":
+                # uvicorn makes the cycle itself, and takes no class of ours for it.
                 self.cycle.send = partial(send_unchunked, self.cycle)  # type: ignore[method-assign]
         self._cycles = [one for one in self._cycles if not one.response_complete]
         if len(self._cycles) >= limits.MAX_PIPELINED:

@@ -208,7 +208,7 @@ def _object(fields: Sequence[Field]) -> Schema:
 
 
 def _schema(field: Field) -> Schema:
-    """Return what a field takes and what it is for, as far as tables say it."""
+    """Return the schema of a field, with its description, as far as the tables have them."""
     if field.use is Use.NEUTRAL:
         return {"enum": [*field.neutral, None], "description": field.says}
     if field.use is not Use.USED:

@@ -1,4 +1,4 @@
-"""What strikes and restarts do to models over two hosts, the second one by ssh, in figures."""
+"""Strike and restart models over two hosts, the second one by ssh, and count what is left."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """What came of one strike.
+    """The outcome of one strike.
 
     Attributes:
         key: of its figure.
@@ -209,7 +209,7 @@ def strike(window: str, whom: str, how: str, seed: float) -> Struck | None:
         prompt = "na " * 200 if window == "prefill" else "na"
         reader = stopping = None
         if window == "load":
-            time.sleep(dice.uniform(0.0, LOAD_S))
+            time.sleep(dice.uniform(0.0, LOAD_S))  # any moment of a load is struck
             load_s = 0.0
         else:
             wait_for_state(client, "m0", "READY", LIMIT_S)
@@ -224,7 +224,7 @@ def strike(window: str, whom: str, how: str, seed: float) -> Struck | None:
         if window == "stop":
             stopping = threading.Thread(target=client.unload, args=("m0",))
             stopping.start()
-            time.sleep(dice.uniform(0.0, 0.02))
+            time.sleep(dice.uniform(0.0, 0.02))  # and any of a stop
         struck_at, gone_s = time.monotonic(), None
         try:
             watches = [ExitWatch(one.pid) for one in members.values()]

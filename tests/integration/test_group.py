@@ -95,8 +95,8 @@ OTHER_VERSIONS = {
         "engine.identify_fake = lambda spec: replace(plain(spec), fingerprint='other')\n"
     ),
 }
-"""What an interpreter runs first that has another mlxsup, whose messages may be others, too, or
-other files."""
+"""Run first by an interpreter that stands for a host with another mlxsup, whose messages may be
+different, or with other files."""
 
 
 @pytest.fixture

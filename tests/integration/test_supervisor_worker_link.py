@@ -92,7 +92,7 @@ class Bench:
 
     @property
     def owed(self) -> int:
-        """How many messages are kept for the worker, whose HELLO has come."""
+        """Return the number of messages that are kept for the worker, whose HELLO has come."""
         assert self.link._peer is not None
         return len(self.link._peer.outbox)
 

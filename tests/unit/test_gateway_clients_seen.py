@@ -1,4 +1,4 @@
-"""What programs that others have written send, and what their users' models answer.
+"""Requests of other programs, and answers of their models, that were wrong here once.
 
 Each was seen: with LiteLLM, pydantic 2.12, zod 4 and clients in Java, and with a small model.
 """
@@ -21,7 +21,7 @@ DURATION = {"type": "string", "format": "duration", "pattern": r"^P(?!.*W)(?=\d|
 
 
 def compiled(schema: Any) -> tuple[bool, list[str]]:
-    """Whether llguidance refuses the schema, and what of it it does not enforce."""
+    """Return whether llguidance refuses a schema, and the keywords that it does not enforce."""
     matcher = llguidance.LLMatcher
     grammar = matcher.grammar_from_json_schema(closed(schema), overrides={"lenient": True})
     is_refused, said = matcher.validate_grammar_with_warnings(grammar)

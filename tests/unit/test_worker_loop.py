@@ -115,7 +115,7 @@ def test_guesses_that_were_right_are_tokens_of_the_answer_behind_the_first(
     [step] = bench.turn()
     assert isinstance(step, Step)
     assert step.drafts == [RowDrafts(key=A, read=4, accepted=accepted)]
-    assert calls(bench, "remove") == ["remove 1"] * len(stop), "once, whatever came behind it"
+    assert calls(bench, "remove") == ["remove 1"] * len(stop), "only once"
 
 
 def test_beats_say_what_prompts_cost_the_rows_beside_them_and_what_new_shapes_took(

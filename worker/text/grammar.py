@@ -22,7 +22,7 @@ MAX_KEPT = 32
 """How many compiled grammars to keep; a large one takes a second to compile."""
 
 MAX_PATTERNS = 256
-"""How many regular expressions to know as readable or not; a large one takes milliseconds."""
+"""Patterns that are remembered as readable or not: checking a large one takes milliseconds."""
 
 MAX_CHOICES = 20_000
 """How much may come next at one place in a format: properties of an object, for example."""
@@ -48,7 +48,7 @@ LARK = "lark"
 """The type of a form that is a grammar itself."""
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}
-"""What a function takes that names no `parameters`."""
+"""The parameters of a function that names none."""
 
 _LISTING = re.compile(r"\n\s*1 \| ")
 """The words with which llguidance begins to show the grammar."""

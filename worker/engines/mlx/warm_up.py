@@ -1,12 +1,12 @@
-"""Short requests before READY, so that the first one is as fast as the second (B10) and the costs
-knows what a pass costs and what its tokens do.
+"""Runs short requests before READY, so that the first one is as fast as the second (B10) and the
+cost model knows what a pass costs, and what a token does.
 
 With CUDA they also have the kernels compiled that requests of a usual size need, which may take
 half a minute for one of them: while the model loads, each step of them is progress.
 
-With CUDA the first pass of a shape is dear whatever was compiled, because attention is planned
-anew. So passes are padded to few shapes, and what the load has no time for is run while the worker
-is idle.
+With CUDA the first pass of a shape is slow even if everything is compiled, because attention is
+planned anew. So passes are padded to few shapes, and what the load has no time for is run while
+the worker is idle.
 
 Several sizes are shown, because a cost model that saw 8 tokens cannot tell the cost of a pass from
 that of its tokens. Answers wait for a worker that follows a crash: it compiles nothing, because the
