@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 import pytest
+from mlx_lm.models import llama
 from mlx_lm.utils import _get_classes, load_model
 
 from mlxsup.worker.engine import (
@@ -75,6 +76,21 @@ def test_wrong_sums_are_noticed_though_all_ranks_have_the_same(
         try_layer(folder)
 
 
+def test_attention_sees_few_shapes_because_each_is_planned_for_a_second(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+    attend = llama.scaled_dot_product_attention
+
+    def noted(queries: mx.array, keys: mx.array, *others: Any, **named: Any) -> Any:
+        shapes.append((queries.shape[2], keys.shape[2]))
+        return attend(queries, keys, *others, **named)
+
+    monkeypatch.setattr(llama, "scaled_dot_product_attention", noted)
+    try_layer(folder, 6000)
+    assert len(set(shapes)) <= 4  # the three sizes, and what is left at the end
+
+
 DIVIDED = {
     model_file(one.config): one.name
     for one in MODEL_TYPES
@@ -115,7 +131,8 @@ def test_a_model_is_a_pipeline_if_its_type_can_be_one(folder: Path, tmp_path: Pa
 
 
 def test_ranks_meet_through_nccl_on_the_private_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX's build for CUDA reads these variables; without the last one NCCL takes another link."""
+    """MLX's build for CUDA reads these variables; without the
+    interface NCCL takes another link."""
     joined: list[str] = []
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(mx.distributed, "is_available", lambda backend: True)
@@ -128,6 +145,7 @@ def test_ranks_meet_through_nccl_on_the_private_link(monkeypatch: pytest.MonkeyP
     assert name[1:] in psutil.net_if_addrs()
     assert os.environ == {
         "MLX_RANK": "1", "MLX_WORLD_SIZE": "2", "NCCL_HOST_IP": "10.9.9.9", "NCCL_PORT": "7001",
+        "MLX_USE_CUDA_GRAPHS": "0",
     }  # fmt: skip
     assert choose_backend("pipeline") == "ring"  # which NCCL cannot be
 

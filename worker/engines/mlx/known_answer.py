@@ -90,24 +90,29 @@ def check_group(
 def check_layer(model: Any, whole: Any, tokens: mx.array, report: Callable[[], object]) -> None:
     """Raise if the ranks' first layer is not that of the whole model.
 
-    Only this layer is evaluated, for all pieces of the prompt in one graph, so that the collectives
-    follow each other as in a pass through many layers.
+    Only this layer is evaluated, for all pieces in one graph, so that the collectives follow each
+    other as in a pass through many layers. Every three pieces are a prompt: cuDNN plans attention
+    anew for each number of keys, a second or two each time, and no rank hands keys to another.
 
     Args:
         model: a rank's share.
         whole: the model, whose arrays are still to be read.
-        tokens: of a prompt (count,).
+        tokens: of the prompts, one behind the other (count,).
         report: called after each piece.
 
     Raises:
         DivergedError: names the first position.
     """
-    shared, alone = make_prompt_cache(model), make_prompt_cache(whole)
+    shared: list[Any] = []
+    alone: list[Any] = []
     layers = model.layers
     layers[0] = noted = _Noted(layers[0])
     try:
-        for begin, end in _pieces(tokens.size):
-            model(tokens[None, begin:end], cache=shared)
+        for number, (begin, end) in enumerate(_pieces(tokens.size)):
+            if number % len(SIZES) == 0:
+                shared += (latest := make_prompt_cache(model))
+                alone += make_prompt_cache(whole)
+            model(tokens[None, begin:end], cache=latest)
     finally:
         layers[0] = noted.layer
     mx.eval([result for _, _, result in noted.calls])
