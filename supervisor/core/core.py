@@ -91,9 +91,7 @@ class Core:
         self.outbox.begin(event.now)
         self._take(event)
         if isinstance(event, POOL_EVENTS):
-            self.fleet.warm_pool.settle(
-                self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
-            )
+            self.fleet.settle_warm_pool(event.now)
         self.fleet.run_policies(event.now)
         self.outbox.wake_in_time()
         self._finish_if_done()
@@ -146,9 +144,10 @@ class Core:
                 self.fleet.warm_pool.ended(number, event.now)
                 self.fleet.memory_changed()
                 self.fleet.look_at_all()
-            case DownloadSaid():
-                for model, trigger in self.fleet.downloads.said(event, self.fleet):
-                    self.fleet.trigger(model, trigger, event.now)
+            case DownloadSaid(number=number, report=report):
+                lives = [model.life for model in self.fleet]
+                for name in self.fleet.downloads.said(number, report, lives):
+                    self.fleet.trigger(self.fleet.by_name[name], report, event.now)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
                 self.ledger.terms.gateway_pid = pid

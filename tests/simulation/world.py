@@ -366,11 +366,11 @@ class Hub:
         )
         self._continue_later(number)
 
-    def _end(self, number: int, report: events.Report) -> None:
+    def _end(self, number: int, report: download.SnapshotReport) -> None:
         del self._running[number]
         self._say(number, report)
 
-    def _say(self, number: int, report: events.Report) -> None:
+    def _say(self, number: int, report: download.SnapshotReport) -> None:
         now = self._world.time.now
         self._world.handle(events.DownloadSaid(now=now, number=number, report=report))
 
