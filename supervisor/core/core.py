@@ -94,7 +94,8 @@ class Core:
             self.fleet.settle_warm_pool(event.now)
         self.fleet.run_policies(event.now)
         self.outbox.wake_in_time()
-        self._finish_if_done()
+        if self.fleet.is_shutting_down:
+            self._finish_if_done()
         return self.outbox.take()
 
     def status(self, now: float) -> dict[str, Any]:
@@ -187,7 +188,7 @@ class Core:
     # ------------------------------------------------------------ after every event
 
     def _finish_if_done(self) -> None:
-        if not self.fleet.is_shutting_down or self._has_finished:
+        if self._has_finished:
             return
         self._clients.refuse_readers()
         if not self.fleet.has_processes():

@@ -524,7 +524,10 @@ class Serving:
         model.idle_since = now
         # What is held back is first only until its client has been charged more than another one.
         is_awaited = model.batch.held_back is not None or (has_begun and bool(model.queue.urgent))
-        has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
+        residency = model.process.residency
+        is_settling = residency is not None and residency.is_open
+        has_changed = has_freed or bool(finished or left)
+        has_changed = has_changed or (is_settling and model.has_settled_in(now))
         return has_changed or is_awaited or (has_suspects and model.blame.is_anyone_on_probation)
 
     def _take_delta(self, model: Model, request: Request, row: Row, now: float) -> ClientDelta:
