@@ -336,7 +336,7 @@ class ClientEvents:
             "end_limit_s": self._fleet.end_limit_s(),
         }
         self._outbox.reply(caller, value)
-        self._fleet.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
+        self.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
 
     def _has_read_for(self, caller: Caller) -> bool:
         """True if this caller waited until now for what the shell has read."""
@@ -345,8 +345,9 @@ class ClientEvents:
             self._readers.remove(caller)
         return is_waiting
 
-    def refuse_readers(self) -> None:
-        """Tell those who wait for files that the daemon ends; a disk may not answer before."""
+    def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
+        """End every process, and refuse those who wait for files: a disk may not answer before."""
+        self._fleet.shut_down(now, is_immediate=is_immediate, drain_s=drain_s)
         for caller in self._readers:
             self._outbox.fail(caller, shutting_down())
         self._readers.clear()

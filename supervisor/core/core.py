@@ -168,7 +168,7 @@ class Core:
                 self.fleet.preload(event.now)
                 self._gateway.start(event.now)
             case ShutdownAsked(is_immediate=is_immediate):
-                self.fleet.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
+                self._clients.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
             case _:
                 assert_never(event)
 
@@ -188,9 +188,6 @@ class Core:
     # ------------------------------------------------------------ after every event
 
     def _finish_if_done(self) -> None:
-        if self._has_finished:
-            return
-        self._clients.refuse_readers()
-        if not self.fleet.has_processes():
+        if not self._has_finished and not self.fleet.has_processes():
             self._has_finished = True
             self.outbox.add(Finish())

@@ -291,7 +291,6 @@ def view_of(
         is_division_due: whether anything has changed that the division depends on.
     """
     everybody = list(models)
-    is_of_use = any(takes_prewarmed(model) for model in everybody)
     loading = [model.life for model in everybody if model.life.is_loading]
     return MemoryView(
         budget=settings.budget,
@@ -311,7 +310,9 @@ def view_of(
         is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
         ran_out=ran_out,
         is_division_due=is_division_due,
-        claimed_bytes=warm_pool.claimed_bytes(settings, is_of_use=is_of_use),
+        claimed_bytes=0
+        if settings.budget is None
+        else warm_pool.claimed_bytes(settings, is_of_use=any(map(takes_prewarmed, everybody))),
         tried_again=frozenset(one.name for one in everybody if _is_tried_again(one)),
         are_rows_leaving=any(
             one.is_leaving_short for model in everybody for one in model.batch.running.values()

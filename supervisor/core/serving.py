@@ -787,7 +787,8 @@ class Serving:
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
-        self.attaching.worker_lost(model.name)
+        if self.attaching.asking:
+            self.attaching.worker_lost(model.name)
         model.settle()
         again: list[Request] = []
         for request in list(model.batch.running.values()):
