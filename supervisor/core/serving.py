@@ -700,9 +700,10 @@ class Serving:
         """Queue or put aside a request whose row has left the batch, as the worker has confirmed,
         or for which the worker has no memory; what it delivered is kept. If its model is going
         down, a request that the worker had not accepted yet may not return."""
-        is_wanted = model.life.wanted is Wanted.UP
-        if not is_wanted and request.acceptance is None:
-            error = for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
+        refusal = model.life.refusal
+        is_wanted = refusal is None
+        if refusal is not None and request.acceptance is None:
+            error = for_interrupted(refusal, model.name, request.tokens_sent)
             self.end(request, error=error, now=now)
             return
         is_short = row.pause_reason is PauseReason.MEMORY or request.is_leaving_short
@@ -979,8 +980,8 @@ def _check_allowed(model: Model, request: Request) -> None:
         raise may_not_be_paused(model.name, request.id, "it was sent with `resume` false")
     if life.launch.deterministic:
         raise may_not_be_paused(model.name, request.id, f"{model.name} is `deterministic`")
-    if life.wanted is not Wanted.UP:
-        raise may_not_be_paused(model.name, request.id, life.waiting_error.message)
+    if life.refusal is not None:
+        raise may_not_be_paused(model.name, request.id, life.refusal.message)
 
 
 def _left_short(model: Model, request: Request) -> None:
