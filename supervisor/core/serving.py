@@ -78,7 +78,14 @@ from .errors import (
 )
 from .model import AlikeSteps, Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
-from .preemption import end_intake, is_held_back, needs_in_vain, next_for_row, who_yields
+from .preemption import (
+    end_intake,
+    is_held_back,
+    needs_in_vain,
+    next_for_row,
+    next_in_line,
+    who_yields,
+)
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage, Waiting
 from .status import change_map, expected_s, load_progress, wait_of, waiting_news
 
@@ -522,8 +529,8 @@ class Serving:
                 detail = {"done": read.done, "total": read.total}
                 self._notify(request, NoticeKind.PREFILLING, detail)
         model.idle_since = now
-        # What is held back is first only until its client has been charged more than another one.
-        is_awaited = model.batch.held_back is not None or (has_begun and bool(model.queue.urgent))
+        is_awaited = has_begun and bool(model.queue.urgent)
+        is_awaited = is_awaited or (model.batch.held_back is not None and _is_passed(model))
         residency = model.process.residency
         is_settling = residency is not None and residency.is_open
         has_changed = has_freed or bool(finished or left)
@@ -982,6 +989,15 @@ def _check_allowed(model: Model, request: Request) -> None:
         raise may_not_be_paused(model.name, request.id, f"{model.name} is `deterministic`")
     if life.refusal is not None:
         raise may_not_be_paused(model.name, request.id, life.refusal.message)
+
+
+def _is_passed(model: Model) -> bool:
+    """True if another request than the one that is held back for memory may be first now, because
+    clients have been charged, or may have rows freed; nothing else that keeps it waiting changes
+    with a step that ends nothing."""
+    model.settle()
+    first = next_in_line(model)
+    return bool(model.queue.urgent) or first is None or first.key != model.batch.held_back
 
 
 def _left_short(model: Model, request: Request) -> None:
