@@ -9,6 +9,9 @@ queue; everything else queues again: ahead of new requests, if the worker had ac
 
 What can start at once is never refused for a queue, and beyond `max_queue` each model has an equal
 share of it, so that one model that loads for a minute does not shut all the others (H2).
+
+`Meter` charges the steps of all engines by the prices of `accounting.py`: at once, or together as
+long as they differ in nothing.
 """
 
 from __future__ import annotations
