@@ -83,6 +83,8 @@ class Fleet:
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
+        ran_out: the model whose process has just run out of memory with one request, which is tried
+            again; the next plan takes it. None: there is none.
     """
 
     def __init__(

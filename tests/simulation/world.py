@@ -195,10 +195,9 @@ class World:
                 )
             case actions.WakeAt(when=when):
                 self._wake_at(when)
-            case (
-                actions.ReadConfiguration(caller=caller)
-                | actions.ChangeConfiguration(caller=caller)
-            ):
+            case actions.ReadConfiguration(caller=caller, is_dry=is_dry):
+                self.people.read_configuration(caller, is_dry=is_dry)
+            case actions.ChangeConfiguration(caller=caller):
                 self.people.read_configuration(caller)
             case actions.Abandon(model=model, generation=generation):
                 self.workers[model, generation].is_abandoned = True
