@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -63,7 +64,7 @@ from .events import (
 )
 from .fleet import Fleet
 from .forecasts import changed_settings, check_launch, differences, forecast, foreseen
-from .model import Model, check_keep_alive
+from .model import FOR_EVER, Model
 from .status import (
     Daemon,
     cancelled_map,
@@ -201,7 +202,7 @@ class ClientEvents:
             value = getattr(message, name)
             if value is not None and value < 0:
                 raise unfit(name, f"{name} must be 0 seconds or more, not {value:g}")
-        check_keep_alive(message.keep_alive)
+        _check_keep_alive(message.keep_alive)
         self._check_id(caller)
         if self._fleet.is_shutting_down:
             raise shutting_down()
@@ -250,7 +251,7 @@ class ClientEvents:
             value = forecast(model, self._fleet, self._fleet.settings, now)
             self._outbox.reply(caller, value)
             return
-        check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
+        _check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
         launch = _launch_asked_for(model.life.settings.launch, message.context_length)
         model.keep_alive_s = message.keep_alive
         model.idle_since = now  # however long it has been idle, it stays so long from now on
@@ -439,3 +440,20 @@ def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Lau
         limits = f"an integer from 0 to {MAX_CONTEXT_LENGTH}"
         raise unfit("context_length", f"context_length must be {limits}, not {context_length}")
     return replace(launch, context_length=context_length)
+
+
+def _check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
+    """Check what a request or a load says.
+
+    Args:
+        value: seconds, or `FOR_EVER`; None: nothing.
+        least_s: the fewest seconds that make sense.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if value is None or value == FOR_EVER or least_s <= value < math.inf:
+        return
+    least = "above 0" if least_s else "of 0 or more"
+    allowed = f"seconds {least}, or -1 to keep the model loaded"
+    raise unfit("keep_alive", f"keep_alive must be {allowed}, not {value:g}")

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS
-from mlxsup.protocol.errors import unfit
 from mlxsup.protocol.ids import Caller, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, SetBudget
@@ -28,24 +27,6 @@ from .watchdog import Watch
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""
-
-
-def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
-    """Check what a request or a load says.
-
-    Args:
-        value: seconds, or `FOR_EVER`; None: nothing.
-        least_s: the fewest seconds that make sense.
-
-    Raises:
-        RemoteError: `invalid_request`.
-    """
-    if value is None or value == FOR_EVER or least_s <= value < math.inf:
-        return
-    least = "above 0" if least_s else "of 0 or more"
-    allowed = f"seconds {least}, or -1 to keep the model loaded"
-    raise unfit("keep_alive", f"keep_alive must be {allowed}, not {value:g}")
-
 
 MACHINE_SHARE = 0.9
 """A process that held more than this share of the machine's memory was killed for that."""
@@ -594,9 +575,11 @@ class Model:
             return False
         return residency.look(self.batch.running, self.totals.tokens, now)
 
-    def learn(self, ready: ReadyMessage) -> None:
-        """Take what a worker says at READY."""
+    def learn(self, ready: ReadyMessage, now: float) -> None:
+        """Take what a worker says at the end of a load, with which a turn begins."""
         self.process.ready = ready
+        self.process.residency = Residency(ready_at=now, tokens_before=self.totals.tokens)
+        self.idle_since, self.load_s = now, now - self.life.phase.since
         if self.life.launch.max_concurrency > 1:  # with one row there is nothing to find out
             self.life.known_batching = {
                 "fingerprint": ready.fingerprint,

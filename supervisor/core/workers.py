@@ -56,7 +56,7 @@ from .events import (
 )
 from .fleet import Fleet
 from .life import Abandoned, Backoff, Files, Life, Loading, StopCause, Stopping, StopStage
-from .model import WATCHED, Model, Residency
+from .model import WATCHED, Model
 from .poison import Evidence
 from .transitions import Died, Due, Ending
 from .watchdog import Alarm, Watch
@@ -173,10 +173,7 @@ def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
         fleet.fault(model, StopCause.TOO_LARGE, too_large, now)
         return
     if isinstance(model.life.phase, Loading):
-        model.learn(message)
-        model.idle_since = now
-        model.load_s = now - model.life.phase.since
-        model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
+        model.learn(message, now)
     fleet.trigger(model, message, now)
     fleet.tell_log_level(model)
 
