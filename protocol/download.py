@@ -184,7 +184,10 @@ class RepositoriesFound:
     found: list[FoundRepository]
 
 
-DownloadReport = DownloadProgress | DownloadDone | DownloadFailed | RepositoriesFound
+SnapshotReport = DownloadProgress | DownloadDone | DownloadFailed
+"""A report of the download of a repository."""
+
+DownloadReport = SnapshotReport | RepositoriesFound
 _REPORTS: dict[str, type[DownloadReport]] = {
     "progress": DownloadProgress,
     "done": DownloadDone,

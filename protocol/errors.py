@@ -77,6 +77,10 @@ class RemoteError(Exception):
     def __hash__(self) -> int:
         return hash((self.code, self.message))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy it: an exception is made again of its message alone otherwise."""
+        return type(self).from_wire, (self.to_wire(),)
+
     def to_wire(self) -> dict[str, Any]:
         """Return the map that is sent."""
         return {

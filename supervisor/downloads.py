@@ -17,12 +17,13 @@ from mlxsup.protocol.download import (
     DownloadReport,
     DownloadSpec,
     Repository,
+    SnapshotReport,
     download_argv,
     read_report,
 )
 
 from .core.actions import EndDownload, StartDownload
-from .core.events import DownloadSaid, Report
+from .core.events import DownloadSaid
 from .workers.instance import Surroundings
 from .workers.process import WorkerProcess
 
@@ -165,7 +166,7 @@ class _Unit:
         await asyncio.wait([self._arrival])
         asyncio.get_running_loop().call_soon(self._post, last)
 
-    def _post(self, report: Report) -> None:
+    def _post(self, report: SnapshotReport) -> None:
         if self._is_wanted:
             around = self._around
             around.post(DownloadSaid(now=around.now(), number=self._number, report=report))

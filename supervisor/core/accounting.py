@@ -22,19 +22,13 @@ its cause: tokens before the mark up to which any process has read are repeated,
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
 from mlxsup.protocol.ids import ConnectionId, ModelName, RequestKey
 from mlxsup.protocol.worker_messages import Step
 
 from .settings import ANYONE, ClientSettings, CoreSettings
-
-if TYPE_CHECKING:
-    from .model import Model
-    from .requests import Request
 
 Account = NewType("Account", str)
 """A name that `[clients]` lists, or else the process behind a connection."""
@@ -229,29 +223,6 @@ class DeviceTime:
         return self._given_s + (now - self._at) / len(self._heard)
 
 
-@dataclass(slots=True, kw_only=True)
-class AlikeSteps:
-    """Steps of one engine in a row that decoded the same rows, read no prompt and ended nothing,
-    while the same engines worked; not frozen, because each step is added to it.
-
-    Attributes:
-        payers: the requests of the rows that have not ended.
-        keys: of the rows that each step decoded, in order, those of ended requests included.
-        took_s: seconds of all of them.
-        at: when the last was heard of, in monotonic seconds.
-    """
-
-    device: DeviceTime
-    payers: list[Request]
-    keys: list[RequestKey]
-    took_s: float = 0.0
-    at: float
-
-    def cost_s(self, engine: ModelName) -> float:
-        """Return what all steps cost since they were last charged; each row pays an equal part."""
-        return self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
-
-
 def charge(
     step: Step, engine_s: float, read_before: Mapping[RequestKey, float]
 ) -> tuple[dict[RequestKey, float], float]:
@@ -292,99 +263,8 @@ def charge(
     return requests, repeated * token_s
 
 
-def _read_before(request: Request) -> float:
-    """Return how many tokens of a request have been computed; infinity for all of them."""
-    is_read = request.sent.tokens and not request.answers_while_reading
-    return math.inf if is_read else request.cost.read_tokens
-
-
 def _decode_share(step: Step) -> float:
     """Return the decode part of a step that also read prompts, from 0 to 1."""
     if step.took_s <= 0:
         return 0.0
     return min(max(step.decode_s / step.took_s, 0.0), 1.0)
-
-
-# ---------------------------------------------------------------- all engines
-
-
-class Meter:
-    """Counts engine seconds; engines that compute on the same backend share a device.
-
-    `Model.settle` charges the steps of a model that have not been charged yet.
-    """
-
-    def __init__(self) -> None:
-        # Bounded: there are three backends, and the fake one.
-        self._devices: dict[str, DeviceTime] = {}
-        self._working: dict[ModelName, Model] = {}
-
-    def works(self, model: Model, now: float) -> None:
-        """Note that the engine has accepted a request, or got its lease; it may have been at work
-        before."""
-        if model.name not in self._working:
-            self._settle_all()
-            self._device_of(model).begins(model.name, now)
-            self._working[model.name] = model
-
-    def rests(self, model: Model, now: float) -> None:
-        """Note that the engine holds no request any longer or waits for a lease, or its process is
-        gone."""
-        if model.name in self._working:
-            self._settle_all()
-            self._device_of(model).rests(model.name, now)
-            del self._working[model.name]
-
-    def add(self, model: Model, step: Step, now: float) -> None:
-        """Charge a step, now or with those after it; nothing of it has changed a request yet."""
-        alike = model.totals.alike
-        if (
-            alike is not None
-            and [row.key for row in step.rows] == alike.keys
-            and not step.prefill
-            and not step.between_steps
-        ):
-            alike.took_s += step.took_s
-            alike.at = now
-        else:
-            self._charge(model, step, now)
-
-    def _charge(self, model: Model, step: Step, now: float) -> None:
-        model.settle()
-        running = model.batch.running
-        if not running and not model.batch.leaving:
-            return
-        self.works(model, now)
-        device = self._device_of(model)
-        cost_s = device.cost_s(model.name, max(step.took_s, 0.0), now)
-        read_before = {
-            row.key: _read_before(running[row.key]) for row in step.prefill if row.key in running
-        }
-        paid, repeated_s = charge(step, cost_s, read_before)
-        for key, seconds in paid.items():
-            request = running.get(key)
-            if request is not None:
-                model.pay(request, seconds)
-        for row in step.prefill:
-            request = running.get(row.key)
-            if request is not None and row.done > request.cost.read_tokens:
-                request.cost.read_tokens = row.done
-        model.totals.engine_s += sum(paid.values())
-        model.totals.repeated_s += repeated_s
-        keys = [row.key for row in step.rows]
-        are_all = keys and len(keys) == len(paid)
-        if are_all and not step.prefill and not step.between_steps:
-            payers = [running[key] for key in paid if key in running]
-            model.totals.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
-
-    def _settle_all(self) -> None:
-        """Charge all working models before their number, and so the price of a second, changes."""
-        for model in self._working.values():
-            model.settle()
-
-    def _device_of(self, model: Model) -> DeviceTime:
-        backend = model.process.ready.backend if model.process.ready else ""
-        device = self._devices.get(backend)
-        if device is None:
-            device = self._devices[backend] = DeviceTime()
-        return device

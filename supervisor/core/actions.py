@@ -22,7 +22,6 @@ from mlxsup.protocol.client_messages import (
     Configure,
     Failed,
     MessageToClient,
-    Notice,
     RemoveModel,
     Reply,
     SettingsQuery,
@@ -40,14 +39,12 @@ from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName, RequestId, RequestKey
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
-from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .budget import Budget, Need
 
 if TYPE_CHECKING:
     from .model import Model
-    from .requests import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,24 +560,6 @@ class Outbox:
         generation = model.life.generation
         action = SendToWorker(model=model.name, generation=generation, message=message)
         self._actions.append(action)
-
-    def notify(
-        self,
-        request: Request,
-        kind: NoticeKind,
-        detail: dict[str, Any],
-        **times: float | None,
-    ) -> None:
-        """Send a notice to a client that wants them, unless it got the same one before.
-
-        Args:
-            times: seconds that it says besides; they alone are no news. None: not known, left out.
-        """
-        if request.wants_notices and request.sent.notices.get(kind) != detail:
-            request.sent.notices[kind] = detail
-            known = {name: seconds for name, seconds in times.items() if seconds is not None}
-            notice = Notice(id=request.id, kind=kind, detail={**detail, **known})
-            self.send(request.connection, notice)
 
     def announce(self, change: dict[str, Any]) -> None:
         """Send a change of a model to all that watch."""

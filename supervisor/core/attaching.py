@@ -61,6 +61,7 @@ class Attaching:
 
     Attributes:
         readers: who has joined which request.
+        asking: who waits for what a worker renders, by the number of the question.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -69,7 +70,7 @@ class Attaching:
         # with the worker's answer or the worker.
         self._listening: dict[Caller, _Reader] = {}
         self.readers: dict[RequestKey, list[_Reader]] = {}
-        self._asking: dict[int, _Reader] = {}
+        self.asking: dict[int, _Reader] = {}
         self._last_number = 0
 
     def attach(self, model: Model, request: Request, caller: Caller) -> None:
@@ -102,10 +103,10 @@ class Attaching:
 
     def rendered(self, model: Model, message: Rendered) -> None:
         """Send what was delivered before a client joined, which the worker has rendered."""
-        reader = self._asking.get(message.number)
+        reader = self.asking.get(message.number)
         if reader is None or reader.request.model != model.name:
             return  # who asked has left since
-        del self._asking[message.number]
+        del self.asking[message.number]
         reader.asked = None
         if not message.bodies:
             self._fail(reader, nothing_rendered(model.name, reader.request.id))
@@ -127,7 +128,7 @@ class Attaching:
 
     def worker_lost(self, name: ModelName) -> None:
         """Fail those whose question no worker will answer: the process of a model is gone."""
-        for reader in list(self._asking.values()):
+        for reader in list(self.asking.values()):
             if reader.request.model == name:
                 self._fail(reader, renderer_lost(name, reader.request.id))
 
@@ -152,7 +153,7 @@ class Attaching:
         assert self.readers.keys() <= set(open_keys)
         assert all(0 < len(readers) <= MOST_READERS for readers in self.readers.values())
         listening = [reader for readers in self.readers.values() for reader in readers]
-        waiting = [reader for reader in self._asking.values() if reader.end is not None]
+        waiting = [reader for reader in self.asking.values() if reader.end is not None]
         assert {*listening, *waiting} == set(self._listening.values())
         assert len(listening) + len(waiting) == len(self._listening)
 
@@ -170,7 +171,7 @@ class Attaching:
             raise nothing_rendered(model.name, request.id)
         self._last_number += 1
         reader.asked, reader.delivered = self._last_number, bytes(request.sent.tokens)
-        self._asking[reader.asked] = reader
+        self.asking[reader.asked] = reader
         question = Render(
             number=reader.asked,
             opening=acceptance.opening,
@@ -212,7 +213,7 @@ class Attaching:
     def _remove(self, reader: _Reader) -> None:
         del self._listening[reader.caller]
         if reader.asked is not None:
-            self._asking.pop(reader.asked, None)
+            self.asking.pop(reader.asked, None)
         readers = self.readers.get(reader.request.key)
         if readers is not None and reader in readers:
             readers.remove(reader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -63,7 +64,7 @@ from .events import (
 )
 from .fleet import Fleet
 from .forecasts import changed_settings, check_launch, differences, forecast, foreseen
-from .model import Model, check_keep_alive
+from .model import FOR_EVER, Model
 from .status import (
     Daemon,
     cancelled_map,
@@ -201,7 +202,7 @@ class ClientEvents:
             value = getattr(message, name)
             if value is not None and value < 0:
                 raise unfit(name, f"{name} must be 0 seconds or more, not {value:g}")
-        check_keep_alive(message.keep_alive)
+        _check_keep_alive(message.keep_alive)
         self._check_id(caller)
         if self._fleet.is_shutting_down:
             raise shutting_down()
@@ -250,7 +251,7 @@ class ClientEvents:
             value = forecast(model, self._fleet, self._fleet.settings, now)
             self._outbox.reply(caller, value)
             return
-        check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
+        _check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
         launch = _launch_asked_for(model.life.settings.launch, message.context_length)
         model.keep_alive_s = message.keep_alive
         model.idle_since = now  # however long it has been idle, it stays so long from now on
@@ -336,7 +337,7 @@ class ClientEvents:
             "end_limit_s": self._fleet.end_limit_s(),
         }
         self._outbox.reply(caller, value)
-        self._fleet.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
+        self.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
 
     def _has_read_for(self, caller: Caller) -> bool:
         """True if this caller waited until now for what the shell has read."""
@@ -345,8 +346,9 @@ class ClientEvents:
             self._readers.remove(caller)
         return is_waiting
 
-    def refuse_readers(self) -> None:
-        """Tell those who wait for files that the daemon ends; a disk may not answer before."""
+    def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
+        """End every process, and refuse those who wait for files: a disk may not answer before."""
+        self._fleet.shut_down(now, is_immediate=is_immediate, drain_s=drain_s)
         for caller in self._readers:
             self._outbox.fail(caller, shutting_down())
         self._readers.clear()
@@ -438,3 +440,20 @@ def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Lau
         limits = f"an integer from 0 to {MAX_CONTEXT_LENGTH}"
         raise unfit("context_length", f"context_length must be {limits}, not {context_length}")
     return replace(launch, context_length=context_length)
+
+
+def _check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
+    """Check what a request or a load says.
+
+    Args:
+        value: seconds, or `FOR_EVER`; None: nothing.
+        least_s: the fewest seconds that make sense.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if value is None or value == FOR_EVER or least_s <= value < math.inf:
+        return
+    least = "above 0" if least_s else "of 0 or more"
+    allowed = f"seconds {least}, or -1 to keep the model loaded"
+    raise unfit("keep_alive", f"keep_alive must be {allowed}, not {value:g}")

@@ -91,12 +91,11 @@ class Core:
         self.outbox.begin(event.now)
         self._take(event)
         if isinstance(event, POOL_EVENTS):
-            self.fleet.warm_pool.settle(
-                self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
-            )
+            self.fleet.settle_warm_pool(event.now)
         self.fleet.run_policies(event.now)
         self.outbox.wake_in_time()
-        self._finish_if_done()
+        if self.fleet.is_shutting_down:
+            self._finish_if_done()
         return self.outbox.take()
 
     def status(self, now: float) -> dict[str, Any]:
@@ -146,9 +145,10 @@ class Core:
                 self.fleet.warm_pool.ended(number, event.now)
                 self.fleet.memory_changed()
                 self.fleet.look_at_all()
-            case DownloadSaid():
-                for model, trigger in self.fleet.downloads.said(event, self.fleet):
-                    self.fleet.trigger(model, trigger, event.now)
+            case DownloadSaid(number=number, report=report):
+                lives = [model.life for model in self.fleet]
+                for name in self.fleet.downloads.said(number, report, lives):
+                    self.fleet.trigger(self.fleet.by_name[name], report, event.now)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
                 self.ledger.terms.gateway_pid = pid
@@ -168,7 +168,7 @@ class Core:
                 self.fleet.preload(event.now)
                 self._gateway.start(event.now)
             case ShutdownAsked(is_immediate=is_immediate):
-                self.fleet.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
+                self._clients.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
             case _:
                 assert_never(event)
 
@@ -188,9 +188,6 @@ class Core:
     # ------------------------------------------------------------ after every event
 
     def _finish_if_done(self) -> None:
-        if not self.fleet.is_shutting_down or self._has_finished:
-            return
-        self._clients.refuse_readers()
-        if not self.fleet.has_processes():
+        if not self._has_finished and not self.fleet.has_processes():
             self._has_finished = True
             self.outbox.add(Finish())

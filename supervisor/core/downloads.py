@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mlxsup.protocol.download import DownloadProgress, Repository
+from mlxsup.protocol.download import DownloadProgress, Repository, SnapshotReport
+from mlxsup.protocol.ids import ModelName
 
 from .actions import EndDownload, Outbox, StartDownload
-from .events import DownloadSaid, Report
-from .life import Pending
-from .model import Model
+from .life import Life, Pending
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,61 +44,60 @@ class Downloads:
         self._running: dict[Repository, _Running] = {}
         self._started = 0
 
-    def settle(self, models: Iterable[Model]) -> list[tuple[Model, Report]]:
+    def settle(self, lives: Iterable[Life]) -> list[tuple[ModelName, DownloadProgress]]:
         """Start what models wait for, and end what none does; whenever any state changed. Return
-        what that means for the lives of models."""
-        triggers: list[tuple[Model, Report]] = []
-        waiting: list[tuple[Model, Pending, Repository]] = []
-        for model in models:
-            phase, repository = model.life.phase, model.life.settings.download
-            if isinstance(phase, Pending) and repository is not None:
-                waiting.append((model, phase, repository))
+        the progress that models have not been told yet."""
+        waiting = _waiting(lives)
         wanted = {repository: None for _, _, repository in waiting}
         for repository in [one for one in self._running if one not in wanted]:
             self._outbox.add(EndDownload(number=self._running.pop(repository).number))
         for repository in wanted:
             if repository not in self._running:
                 self._start(repository)
-        for model, phase, repository in waiting:
-            progress = self._running[repository].progress
-            if phase.fetching != progress:
-                triggers.append((model, progress))
-        return triggers
+        progress = {repository: one.progress for repository, one in self._running.items()}
+        return [
+            (name, progress[repository])
+            for name, phase, repository in waiting
+            if phase.fetching != progress[repository]
+        ]
 
-    def said(self, event: DownloadSaid, models: Iterable[Model]) -> list[tuple[Model, Report]]:
-        """Return what the report of a download means for the lives of models; one that was ended
-        meanwhile is not listened to."""
-        found = [one for one, run in self._running.items() if run.number == event.number]
+    def said(self, number: int, report: SnapshotReport, lives: Iterable[Life]) -> list[ModelName]:
+        """Take the report of a download, and return the models that it is news for; one that was
+        ended meanwhile is not listened to."""
+        found = [one for one, run in self._running.items() if run.number == number]
         if not found:
             return []
         (repository,) = found
-        if not isinstance(event.report, DownloadProgress):
+        if not isinstance(report, DownloadProgress):
             del self._running[repository]
-        elif _news(event.report) == _news(self._running[repository].progress):
+        elif _news(report) == _news(self._running[repository].progress):
             return []
         else:
-            self._running[repository].progress = event.report
-        return [
-            (model, event.report)
-            for model in models
-            if isinstance(model.life.phase, Pending) and model.life.settings.download == repository
-        ]
+            self._running[repository].progress = report
+        return [name for name, _, awaited in _waiting(lives) if awaited == repository]
 
-    def check_invariants(self, models: Iterable[Model]) -> None:
+    def check_invariants(self, lives: Iterable[Life]) -> None:
         """Raise AssertionError unless exactly what a model waits for is being downloaded."""
-        wanted = set()
-        for model in models:
-            phase, repository = model.life.phase, model.life.settings.download
-            if isinstance(phase, Pending) and repository is not None:
-                wanted.add(repository)
-            elif isinstance(phase, Pending):
-                assert phase.fetching is None, f"{model.name} waits for files that are not fetched"
+        there = list(lives)
+        wanted = {repository for _, _, repository in _waiting(there)}
         assert set(self._running) == wanted, f"{set(self._running)} run, {wanted} are wanted"
+        for life in there:
+            if isinstance(life.phase, Pending) and life.settings.download is None:
+                assert life.phase.fetching is None, f"{life.name} waits for files that do not come"
 
     def _start(self, repository: Repository) -> None:
         self._started += 1
         self._running[repository] = _Running(number=self._started)
         self._outbox.add(StartDownload(number=self._started, repository=repository))
+
+
+def _waiting(lives: Iterable[Life]) -> list[tuple[ModelName, Pending, Repository]]:
+    """Return the models that wait for a load and lack files, and where those come from."""
+    return [
+        (life.name, life.phase, life.settings.download)
+        for life in lives
+        if isinstance(life.phase, Pending) and life.settings.download is not None
+    ]
 
 
 def _news(progress: DownloadProgress) -> tuple[int, int, bool]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.client_messages import ClientMessage
-from mlxsup.protocol.download import DownloadDone, DownloadFailed, DownloadProgress
+from mlxsup.protocol.download import SnapshotReport
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName
@@ -178,10 +178,6 @@ class PrewarmedEnded(_Event):
     number: int
 
 
-Report = DownloadProgress | DownloadDone | DownloadFailed
-"""A report of the download of a model."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSaid(_Event):
     """A download has come further, is complete, or has failed.
@@ -192,7 +188,7 @@ class DownloadSaid(_Event):
     """
 
     number: int
-    report: Report
+    report: SnapshotReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

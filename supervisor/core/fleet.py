@@ -29,10 +29,9 @@ from .actions import (
 )
 from .budget import Need, Pressure, Reading, bounded, raised
 from .downloads import Downloads
-from .kv_budget import adopt, planned_bytes
 from .life import Life, StopCause
 from .memory_plan import Plan, plan
-from .memory_view import MemoryView, at_rest, loaded_models, view_of
+from .memory_view import MemoryView, at_rest, loaded_models, takes_prewarmed, view_of
 from .model import Model
 from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
@@ -84,6 +83,8 @@ class Fleet:
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
+        ran_out: the model whose process has just run out of memory with one request, which is tried
+            again; the next plan takes it. None: there is none.
     """
 
     def __init__(
@@ -278,6 +279,21 @@ class Fleet:
         if budget.size_bytes != before.size_bytes:
             self.outbox.add(BudgetChanged(budget=budget))
 
+    def settle_warm_pool(self, now: float) -> None:
+        """Start a prewarmed worker if it is missing and nothing loads; end those that are too
+        many."""
+        if not self.warm_pool.workers and self.settings.warm_workers == 0:
+            return
+        loaded = loaded_models(self, self.settings, now)
+        self.warm_pool.settle(
+            self.settings,
+            now,
+            is_of_use=not self.is_shutting_down and any(takes_prewarmed(one) for one in self),
+            is_held_up=any(one.life.is_loading or one.is_about_to_load for one in self),
+            reserved_bytes=sum(model.life.reserved_bytes for model in self),
+            needed_bytes=sum(one.least_bytes for one in loaded),
+        )
+
     # ------------------------------------------------------------ what models need
 
     def appraised(self, needs: Mapping[ModelName, Need]) -> None:
@@ -298,7 +314,7 @@ class Fleet:
         if need is None or model.life.is_outdated or model.name not in self.needs:
             return  # or its files cannot be read, or a reload has removed it
         held_bytes = model.measured_bytes - model.process.reusable_bytes
-        higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
+        higher = raised(need, planned_bytes=model.planned_bytes, held_bytes=held_bytes)
         if higher.raised_bytes == need.raised_bytes:
             return
         launch, raised_bytes = model.life.launch, higher.raised_bytes
@@ -383,8 +399,8 @@ class Fleet:
             if model.life.state is State.PENDING:
                 model.life.stream_tokens = model.longest_stream
         models = self.by_name.values()
-        for model, trigger in self.downloads.settle(models):
-            self.trigger(model, trigger, now)
+        for name, progress in self.downloads.settle(model.life for model in models):
+            self.trigger(self.by_name[name], progress, now)
         for _ in range(MOST_PASSES):
             if not self._is_division_due and at_rest(models, self.warm_pool, self.settings.budget):
                 break
@@ -428,7 +444,7 @@ class Fleet:
             self.announce(model, note)
         for part in found.parts:
             model = self.by_name[part.name]
-            message = adopt(model, part)
+            message = model.adopt(part)
             if message is not None:
                 self.outbox.tell(model, message)
             if model.queue:  # its rows may take more, or could
@@ -453,7 +469,7 @@ class Fleet:
         if self.is_shutting_down:
             assert all(model.life.wanted is not Wanted.UP for model in self)
             assert self.ledger.waiting == 0
-        self.downloads.check_invariants(self)
+        self.downloads.check_invariants(model.life for model in self)
         self.prefill_slots.check_invariants(self)
 
     # ------------------------------------------------------------ inside

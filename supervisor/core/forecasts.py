@@ -32,8 +32,15 @@ from .memory_plan import (
     needs,
     verdict_on,
 )
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
-from .model import Model, Urgency
+from .memory_view import (
+    LoadedModel,
+    LoadRequest,
+    MemoryView,
+    Standing,
+    Urgency,
+    loaded_models,
+)
+from .model import Model
 from .settings import CoreSettings, ModelSettings
 from .transitions import Removed, apply, reload_command
 

@@ -30,7 +30,6 @@ from mlxsup.protocol.states import (
 )
 
 from .budget import Need
-from .errors import cut_off
 from .settings import ModelSettings, RestartSettings
 
 # ---------------------------------------------------------------- states
@@ -502,7 +501,8 @@ class Life:
         crash_restarts: number of starts that followed a crash, since the supervisor's start.
         last_exit: how the last process ended.
         exits: how many processes have ended each way, since the supervisor's start.
-        removal: the error for requests once a reload has removed the model.
+        refusal: what ends requests that wait for it although it is no longer wanted; None while it
+            is, and before it ever was.
         footprint_bytes: resident memory of the process, as last measured.
         need: what the model was appraised at; None before, and if its files cannot be read, unless
             a process of it lives.
@@ -533,7 +533,7 @@ class Life:
     crash_restarts: int = 0
     last_exit: LastExit | None = None
     exits: Counter[tuple[ExitReason, DeathCause]] = field(default_factory=Counter)
-    removal: RemoteError | None = None
+    refusal: RemoteError | None = None
     footprint_bytes: int = 0
     need: Need | None = None
     granted_bytes: int = 0
@@ -668,9 +668,3 @@ class Life:
         if self.ready_at is None or isinstance(self.phase, Abandoned):
             return None
         return (self.phase.since if isinstance(self.phase, Stopping) else now) - self.ready_at
-
-    @property
-    def waiting_error(self) -> RemoteError:
-        """Return what ends requests that wait for a model that is no longer wanted."""
-        removal = self.removal if self.wanted is Wanted.GONE else None
-        return removal or cut_off(self.name, self.why)

@@ -30,8 +30,7 @@ from mlxsup.protocol.text import listed, size_text
 from .budget import Budget, Room, equal_shares, fewest, find_room
 from .kv_budget import Part, Row
 from .life import Lack, Shortage, Swapping, Wait
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing
-from .model import Urgency
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency
 from .transitions import (
     LacksMemory,
     NoMemory,

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import Priority, Wanted, Why
+from mlxsup.protocol.states import SERVES, Priority, State, Wanted, Why
 
 from .budget import Budget
-from .kv_budget import Rows, lasting_bytes, rows_of, spare_bytes
+from .kv_budget import Row, Rows
 from .life import Abandoned, Draining, Lack, Pending, Ready, StopCause, Stopping, Swapping
-from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model, Urgency
+from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
 
@@ -99,6 +100,17 @@ class LoadedModel:
         """Return what becomes free once its process, which is on its way out, has ended."""
         going_bytes = self.spare_bytes if self.is_ending else 0
         return self.reserved_bytes if self.is_leaving else going_bytes
+
+
+class Urgency(Enum):
+    """The urgency of a load, by who waits for it; decides which models it may evict."""
+
+    NONE = auto()
+    """It takes what is free, such as a preload."""
+    REQUEST = auto()
+    """It evicts models that are idle and had their time."""
+    COMMAND = auto()
+    """It evicts models that are idle."""
 
 
 class Place(NamedTuple):
@@ -298,7 +310,9 @@ def view_of(
         is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
         ran_out=ran_out,
         is_division_due=is_division_due,
-        claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if settings.budget else 0,
+        claimed_bytes=0
+        if settings.budget is None
+        else warm_pool.claimed_bytes(settings, is_of_use=any(map(takes_prewarmed, everybody))),
         tried_again=frozenset(one.name for one in everybody if _is_tried_again(one)),
         are_rows_leaving=any(
             one.is_leaving_short for model in everybody for one in model.batch.running.values()
@@ -334,11 +348,11 @@ def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -
 
 def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:
     life, phase, standing = model.life, model.life.phase, _standing(model)
-    rows = rows_of(model)
-    own_spare_bytes = spare_bytes(model, rows, now)
+    rows = _rows_of(model)
+    spare_bytes = _spare_bytes(model, rows, now)
     never_bytes = life.reserved_bytes if standing is Standing.STUCK else 0
     if standing is Standing.PINNED:
-        never_bytes = lasting_bytes(model, rows, own_spare_bytes, now)
+        never_bytes = _lasting_bytes(model, rows, spare_bytes, now)
     may_be_asked = now >= model.process.asked_back_at + ASK_AGAIN_S
     ready_since = phase.since if isinstance(phase, Ready) else 0.0
     residency_s = max(settings.min_residency_s, RESIDENCY_LOADS * model.load_s)
@@ -347,7 +361,7 @@ def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedMod
         reserved_bytes=life.reserved_bytes,
         needed_bytes=model.bytes_to_load,
         never_bytes=never_bytes,
-        spare_bytes=own_spare_bytes,
+        spare_bytes=spare_bytes,
         reclaimable_bytes=model.process.reusable_bytes if may_be_asked else 0,
         is_ready=isinstance(phase, Ready),
         is_ending=isinstance(phase, Stopping),
@@ -385,6 +399,86 @@ def _standing(model: Model) -> Standing:
     return Standing.IDLE if isinstance(phase, Ready) and model.is_idle else Standing.BUSY
 
 
+# ---------------------------------------------------------------- what their rows take
+
+LOWEST = Priority.BATCH
+"""The class whose rows leave when memory is short."""
+
+
+def _rows_of(model: Model) -> Rows | None:
+    """Return the rows of a model that serves, and what they may take; None if nothing is known of
+    that. While memory is short, rows of the lowest class may leave that can continue later."""
+    if model.life.state not in SERVES or not model.has_row_budget:
+        return None
+    ready, need, budget = model.process.ready, model.life.need, model.batch.budget
+    assert ready is not None
+    assert need is not None
+    may_go = model.life.state is State.READY and not model.process.is_unlinked
+    layers = tuple(ready.cache_layers)
+    if need.given_bytes is not None:  # enough for a short row, or the load would have failed
+        least_bytes = wanted_bytes = max(0, need.given_bytes - model.fixed_bytes)
+    else:
+        longest = min(max(need.least_tokens, model.longest_stream), need.context_tokens)
+        least_bytes = cache_bytes(layers, rows=1, longest=longest)
+        most_bytes = cache_bytes(layers, rows=need.max_rows, longest=need.context_tokens)
+        wanted_bytes = max(least_bytes, most_bytes)
+    return Rows(
+        layers=layers,
+        least_bytes=least_bytes,
+        wanted_bytes=wanted_bytes,
+        bare_bytes=model.bare_bytes,
+        raise_bytes=model.life.raise_bytes,
+        measured_bytes=model.measured_bytes,
+        kept_bytes=model.life.pinned_bytes,
+        size_bytes=None if budget is None else budget.size_bytes,
+        most_bytes=0 if budget is None else budget.most_bytes,
+        is_given=need.given_bytes is not None,
+        is_asked=budget is not None and budget.is_asked,
+        rows=tuple(
+            Row(
+                served_at=one.run.dispatched_at or 0.0,
+                key=one.key,
+                tokens=one.length,
+                may_go=may_go and one.priority is LOWEST and model.may_leave(one),
+                is_leaving=one.is_leaving,
+                is_leaving_short=one.is_leaving_short,
+            )
+            for one in model.batch.running.values()
+        ),
+    )
+
+
+def _spare_bytes(model: Model, rows: Rows | None, now: float) -> int:
+    """Return how much less would be reserved for a model if it gave back what it does not need now;
+    once its process is about to go, that is all but what the next one needs, if there is to be one,
+    or what is kept for a pinned model."""
+    if model.life.state is State.STOPPING:
+        next_bytes = model.bytes_to_load if model.life.wanted is Wanted.UP else 0
+        return max(0, model.life.reserved_bytes - max(next_bytes, model.life.pinned_bytes))
+    budget = model.batch.budget
+    if budget is None or rows is None or rows.is_given:
+        return 0
+    left_bytes = rows.fixed_bytes + rows.held_bytes
+    if not budget.may_give_back(now):  # what it holds is what it needs
+        left_bytes = max(left_bytes, rows.measured_bytes)
+    return max(0, model.life.reserved_bytes - max(left_bytes, model.life.pinned_bytes))
+
+
+def _lasting_bytes(model: Model, rows: Rows | None, spare_bytes: int, now: float) -> int:
+    """Return what a pinned model holds even if all of its requests end: what a load of it needs,
+    because what its rows take besides comes back with them. If its process has outgrown that, it is
+    all that is left once it is idle and has given back; without a budget for its rows, nothing
+    comes back."""
+    life, budget = model.life, model.batch.budget
+    if life.state is not State.READY:
+        return life.pinned_bytes
+    held_bytes = life.reserved_bytes - spare_bytes
+    if rows is None or rows.is_given:
+        return held_bytes
+    has_given_back = budget is not None and budget.has_just_given_back(model.idle_since, now)
+    return held_bytes if model.is_idle and has_given_back else life.pinned_bytes
+
+
 # ---------------------------------------------------------------- models that wait
 
 
@@ -397,11 +491,12 @@ def _load_request(
     life, phase = model.life, model.life.phase
     assert isinstance(phase, Pending)
     wants = _wanted_class(model)
+    urgency = Urgency.REQUEST if model.queue else Urgency.NONE
     is_unasked = not (model.is_asked_for or model.paused)
     return LoadRequest(
         name=model.name,
         needed_bytes=life.needed_bytes,
-        urgency=model.urgency,
+        urgency=Urgency.COMMAND if model.up_callers else urgency,
         wants=wants,
         swaps_from=None if wants is None else _swaps_from(model, settings),
         since=phase.since,
@@ -411,8 +506,13 @@ def _load_request(
         place=_place_in_line(model, models, settings, now) if settings.swap else None,
         is_after_crash=phase.is_after_crash,
         is_unwanted=life.why is Why.SWAP and is_unasked,
-        takes_prewarmed=life.settings.launch.engine == ENGINE,
+        takes_prewarmed=takes_prewarmed(model),
     )
+
+
+def takes_prewarmed(model: Model) -> bool:
+    """True if a prewarmed worker can load a model."""
+    return model.life.settings.launch.engine == ENGINE
 
 
 def _place_in_line(

@@ -11,17 +11,15 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS
-from mlxsup.protocol.errors import unfit
 from mlxsup.protocol.ids import Caller, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
-from mlxsup.protocol.worker_messages import Heartbeat
+from mlxsup.protocol.worker_messages import Heartbeat, SetBudget
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from .accounting import UNKNOWN_COST_S, AlikeSteps
-from .kv_budget import RowBudget
+from .accounting import UNKNOWN_COST_S, DeviceTime
+from .kv_budget import Part, RowBudget
 from .life import Lack, Life, Pending, Ready
 from .poison import Blame, Held
 from .requests import Queue, Request, Stage
@@ -29,24 +27,6 @@ from .watchdog import Watch
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""
-
-
-def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
-    """Check what a request or a load says.
-
-    Args:
-        value: seconds, or `FOR_EVER`; None: nothing.
-        least_s: the fewest seconds that make sense.
-
-    Raises:
-        RemoteError: `invalid_request`.
-    """
-    if value is None or value == FOR_EVER or least_s <= value < math.inf:
-        return
-    least = "above 0" if least_s else "of 0 or more"
-    allowed = f"seconds {least}, or -1 to keep the model loaded"
-    raise unfit("keep_alive", f"keep_alive must be {allowed}, not {value:g}")
-
 
 MACHINE_SHARE = 0.9
 """A process that held more than this share of the machine's memory was killed for that."""
@@ -240,6 +220,29 @@ class Batch:
 
 
 @dataclass(slots=True, kw_only=True)
+class AlikeSteps:
+    """Steps of one engine in a row that decoded the same rows, read no prompt and ended nothing,
+    while the same engines worked; not frozen, because each step is added to it.
+
+    Attributes:
+        payers: the requests of the rows that have not ended.
+        keys: of the rows that each step decoded, in order, those of ended requests included.
+        took_s: seconds of all of them.
+        at: when the last was heard of, in monotonic seconds.
+    """
+
+    device: DeviceTime
+    payers: list[Request]
+    keys: list[RequestKey]
+    took_s: float = 0.0
+    at: float
+
+    def cost_s(self, engine: ModelName) -> float:
+        """Return what all steps cost since they were last charged; each row pays an equal part."""
+        return self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
+
+
+@dataclass(slots=True, kw_only=True)
 class Totals:
     """The sums of a model since the supervisor's start.
 
@@ -257,17 +260,6 @@ class Totals:
     engine_s: float = 0.0
     repeated_s: float = 0.0
     alike: AlikeSteps | None = None
-
-
-class Urgency(Enum):
-    """The urgency of a load, by who waits for it; decides which models it may evict."""
-
-    NONE = auto()
-    """It takes what is free, such as a preload."""
-    REQUEST = auto()
-    """It evicts models that are idle and had their time."""
-    COMMAND = auto()
-    """It evicts models that are idle."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -417,13 +409,6 @@ class Model:
         return self.life.needed_for(self.longest_stream)
 
     @property
-    def urgency(self) -> Urgency:
-        """Return who waits for it to be loaded."""
-        if self.up_callers:
-            return Urgency.COMMAND
-        return Urgency.REQUEST if self.queue else Urgency.NONE
-
-    @property
     def is_asked_for(self) -> bool:
         """True if a request or a command waits for it to be loaded."""
         return bool(self.up_callers or self.queue)
@@ -432,6 +417,11 @@ class Model:
     def waits_for_load(self) -> bool:
         """True if it waits for a turn or for memory, and not for its files."""
         return self.life.state is State.PENDING and self.life.settings.download is None
+
+    @property
+    def is_about_to_load(self) -> bool:
+        """True if it waits for a load that a request, a command, or no lack of memory calls for."""
+        return self.waits_for_load and (self.lack is None or self.is_asked_for)
 
     @property
     def measured_bytes(self) -> int:
@@ -451,10 +441,6 @@ class Model:
         is_measured = self.life.footprint_bytes > 0 and self.life.state is not State.STOPPING
         return self.measured_bytes if is_measured else self.life.reserved_bytes
 
-    def may_shrink(self, now: float) -> bool:
-        """True if its reservation follows what is measured down, too: its worker gives back."""
-        return self.life.state in SERVES and now < self.process.asked_back_at + ASK_AGAIN_S
-
     def is_over_memory(self, machine_bytes: int) -> bool:
         """True if its worker last held more memory than its limit or, if it has none, so much of
         the machine's that a SIGKILL must come from the system.
@@ -466,6 +452,85 @@ class Model:
         if not limit:
             return 0 < machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
         return limit < max(self.life.footprint_bytes, self.process.reported_bytes)
+
+    # ------------------------------------------------------------ what its rows may take
+
+    @property
+    def has_row_budget(self) -> bool:
+        """True if anything is known of what the rows of its live process take."""
+        ready = self.process.ready
+        return ready is not None and bool(ready.cache_layers) and self.life.need is not None
+
+    @property
+    def bare_bytes(self) -> int:
+        """Return what the live process takes without any row."""
+        ready, need = self.process.ready, self.life.need
+        assert ready is not None
+        assert need is not None
+        own_bytes = need.own.size_bytes if ready.own_bytes is None else ready.own_bytes
+        return ready.active_bytes + own_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Return what the live process takes without any row, and what is reserved for it besides
+        because others before it ran out of memory."""
+        return self.bare_bytes + self.life.raise_bytes
+
+    @property
+    def planned_bytes(self) -> int:
+        """Return what the live process was to hold at most, by what it was told; while it loads, or
+        if its rows have no budget, what it was started with."""
+        if self.batch.budget is None or not self.has_row_budget:
+            return self.life.granted_bytes
+        return self.fixed_bytes + self.batch.budget.most_bytes
+
+    def adopt(self, part: Part) -> SetBudget | None:
+        """Take its part of the division; return what the worker must be told."""
+        if self.batch.budget is None:
+            self.batch.budget = RowBudget()
+        budget = self.batch.budget
+        budget.could_bytes = part.could_bytes
+        self.life.raise_bytes = part.raise_bytes
+        if part.size_bytes is None:
+            return None
+        is_more = part.size_bytes > budget.size_bytes or not budget.number
+        message = budget.tell(part.size_bytes, gives_back=part.gives_back)
+        if is_more:
+            self._reserve(budget)
+        return message
+
+    def keeps_to(self, number: int) -> bool:
+        """Note that the worker keeps to the budget of this number; return whether that is news and
+        changes what is reserved."""
+        budget = self.batch.budget
+        if budget is None or number != budget.awaited or not budget.was_confirmed():
+            return False
+        if self.has_row_budget:
+            self._reserve(budget)
+        return True
+
+    def was_measured(self, now: float) -> bool:
+        """Note that the process was measured; return whether that changes what is reserved, or what
+        it may give back."""
+        budget = self.batch.budget
+        if budget is None or not self.has_row_budget:
+            is_serving = self.life.state in SERVES
+            may_shrink = is_serving and now < self.process.asked_back_at + ASK_AGAIN_S
+            return self.life.holds(self.measured_bytes, may_shrink=may_shrink)
+        before = self.life.reserved_bytes
+        has_given_back = budget.was_measured(now)
+        self._reserve(budget)
+        return has_given_back or self.life.reserved_bytes != before
+
+    def _reserve(self, budget: RowBudget) -> None:
+        """Derive what is reserved from what the rows may take, and what the process holds."""
+        self.life.reserved_bytes = max(
+            self.fixed_bytes + budget.most_bytes,
+            self.measured_bytes,
+            self.life.pinned_bytes,
+        )
+
+    # ------------------------------------------------------------ when something is due
 
     def deadline(self) -> float | None:
         """Return when something is due for this model or its queue; its process has its own."""
@@ -510,9 +575,11 @@ class Model:
             return False
         return residency.look(self.batch.running, self.totals.tokens, now)
 
-    def learn(self, ready: ReadyMessage) -> None:
-        """Take what a worker says at READY."""
+    def learn(self, ready: ReadyMessage, now: float) -> None:
+        """Take what a worker says at the end of a load, with which a turn begins."""
         self.process.ready = ready
+        self.process.residency = Residency(ready_at=now, tokens_before=self.totals.tokens)
+        self.idle_since, self.load_s = now, now - self.life.phase.since
         if self.life.launch.max_concurrency > 1:  # with one row there is nothing to find out
             self.life.known_batching = {
                 "fingerprint": ready.fingerprint,

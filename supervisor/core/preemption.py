@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from mlxsup.protocol.cache_cost import cache_bytes, joining_bytes
 from mlxsup.protocol.states import Priority, State
 
 from .budget import fewest
-from .kv_budget import has_memory_beside
 from .model import Model
 from .requests import Request, Stage
 
@@ -102,7 +102,7 @@ def _who_makes_room(model: Model, now: float) -> Yields:
         return NO_ROW
     staying = [one for one in model.batch.running.values() if one.stage is Stage.RUNNING]
     is_next = request.key == model.batch.held_back or len(staying) < len(model.batch.held)
-    if is_next and has_memory_beside(model, request, staying):
+    if is_next and _has_memory_beside(model, request, staying):
         return NO_ROW
     latest_first = _latest_first(
         staying, model.queue.counters.terms.settings.min_run_s, keeps_states=False
@@ -123,7 +123,7 @@ def _is_enough(
 ) -> bool:
     """True if there is memory for the row of a request once these have left."""
     keys = {one.key for one in leaving}
-    return has_memory_beside(model, request, [one for one in rows if one.key not in keys])
+    return _has_memory_beside(model, request, [one for one in rows if one.key not in keys])
 
 
 def _latest_first(
@@ -160,6 +160,49 @@ def _yields_at(request: Request, min_run_s: float, *, keeps_states: bool) -> flo
     assert request.run.gains_since is not None
     run_s = min_run_s if keeps_states else max(min_run_s, request.repeat_s)
     return request.run.gains_since + run_s
+
+
+# ---------------------------------------------------------------- rows that had to leave
+
+SPARE_SHARE = 10
+"""While others run, a row that had to leave returns only if a tenth of the budget stays free."""
+
+
+def is_held_back(model: Model, request: Request) -> bool:
+    """True if a request that has left for want of memory must wait on: until there is room for its
+    row and some to spare, or a row has ended, or nothing runs."""
+    left_short_at = request.run.left_short_at
+    if left_short_at is None or model.batch.budget is None or not model.has_row_budget:
+        return False
+    if not _has_memory_beside(model, request, ()):
+        return True
+    if model.batch.ended > left_short_at:
+        return False
+    return not _has_memory_beside(model, request, model.batch.running.values())
+
+
+def needs_in_vain(model: Model, request: Request) -> int | None:
+    """Return what the row of a request needs that had to leave and cannot return, because there is
+    less for it alone or it must run through once it has begun; None if it may return."""
+    budget, ready = model.batch.budget, model.process.ready
+    if request.run.left_short_at is None or budget is None or not model.has_row_budget:
+        return None
+    assert ready is not None
+    needed_bytes = cache_bytes(ready.cache_layers, rows=1, longest=request.length)
+    must_run_through = request.tokens_sent > 0 and not model.may_leave(request)
+    return needed_bytes if needed_bytes > budget.could_bytes or must_run_through else None
+
+
+def _has_memory_beside(model: Model, request: Request, others: Collection[Request]) -> bool:
+    """True if there is room for the row of a request next to these, and some to spare; without
+    others, whether it fits alone. Its rows have a budget."""
+    assert model.process.ready is not None
+    assert model.batch.budget is not None
+    lengths = [request.length, *(one.length for one in others)]
+    room_bytes = model.batch.budget.size_bytes
+    if others:
+        room_bytes -= room_bytes // SPARE_SHARE
+    return joining_bytes(model.process.ready.cache_layers, lengths) <= room_bytes
 
 
 # ---------------------------------------------------------------- turns of suspects

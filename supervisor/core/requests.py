@@ -281,6 +281,11 @@ class Request:
         return prompt + self.tokens_sent
 
     @property
+    def is_leaving(self) -> bool:
+        """True if its row was asked to leave, for any reason, and has not left yet."""
+        return self.stage is Stage.YIELDING or self.stage is Stage.PAUSING
+
+    @property
     def is_leaving_short(self) -> bool:
         """True if its row was asked to leave for want of memory, and has not left yet."""
         return self.stage is Stage.YIELDING and self.pauses.reason is PauseReason.MEMORY
@@ -292,6 +297,13 @@ class Request:
         usage = self.usage()
         read = max(usage.prompt_tokens - usage.cached_tokens, 1)
         return self.cost.prefill_s * (usage.prompt_tokens + usage.completion_tokens) / read
+
+    @property
+    def computed_tokens(self) -> float:
+        """Return how many tokens of its prompt and its answer have been computed, in any process;
+        infinity for all of them."""
+        is_read = self.sent.tokens and not self.answers_while_reading
+        return math.inf if is_read else self.cost.read_tokens
 
     @property
     def next_deadline(self) -> float | None:

@@ -9,6 +9,9 @@ queue; everything else queues again: ahead of new requests, if the worker had ac
 
 What can start at once is never refused for a queue, and beyond `max_queue` each model has an equal
 share of it, so that one model that loads for a minute does not shut all the others (H2).
+
+`Meter` charges the steps of all engines by the prices of `accounting.py`: at once, or together as
+long as they differ in nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from mlxsup.protocol.client_messages import (
     Done,
     Failed,
     Generate,
+    Notice,
 )
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.flight import (
@@ -32,7 +36,7 @@ from mlxsup.protocol.flight import (
     RequestPaused,
     RequestStarted,
 )
-from mlxsup.protocol.ids import ConnectionId, RequestKey
+from mlxsup.protocol.ids import ConnectionId, ModelName, RequestKey
 from mlxsup.protocol.states import (
     SERVES,
     FinishReason,
@@ -55,7 +59,7 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 
-from .accounting import Account, Meter
+from .accounting import Account, DeviceTime, charge
 from .actions import Outbox
 from .attaching import Attaching
 from .errors import (
@@ -75,12 +79,105 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
-from .kv_budget import is_held_back, needs_in_vain
-from .model import Model
+from .model import AlikeSteps, Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
-from .preemption import end_intake, next_for_row, who_yields
+from .preemption import (
+    end_intake,
+    is_held_back,
+    needs_in_vain,
+    next_for_row,
+    next_in_line,
+    who_yields,
+)
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage, Waiting
 from .status import change_map, expected_s, load_progress, wait_of, waiting_news
+
+# ---------------------------------------------------------------- the time of engines
+
+
+class Meter:
+    """Counts engine seconds; engines that compute on the same backend share a device.
+
+    `Model.settle` charges the steps of a model that have not been charged yet.
+    """
+
+    def __init__(self) -> None:
+        # Bounded: there are three backends, and the fake one.
+        self._devices: dict[str, DeviceTime] = {}
+        self._working: dict[ModelName, Model] = {}
+
+    def works(self, model: Model, now: float) -> None:
+        """Note that the engine has accepted a request, or got its lease; it may have been at work
+        before."""
+        if model.name not in self._working:
+            self._settle_all()
+            self._device_of(model).begins(model.name, now)
+            self._working[model.name] = model
+
+    def rests(self, model: Model, now: float) -> None:
+        """Note that the engine holds no request any longer or waits for a lease, or its process is
+        gone."""
+        if model.name in self._working:
+            self._settle_all()
+            self._device_of(model).rests(model.name, now)
+            del self._working[model.name]
+
+    def add(self, model: Model, step: Step, now: float) -> None:
+        """Charge a step, now or with those after it; nothing of it has changed a request yet."""
+        alike = model.totals.alike
+        if (
+            alike is not None
+            and [row.key for row in step.rows] == alike.keys
+            and not step.prefill
+            and not step.between_steps
+        ):
+            alike.took_s += step.took_s
+            alike.at = now
+        else:
+            self._charge(model, step, now)
+
+    def _charge(self, model: Model, step: Step, now: float) -> None:
+        model.settle()
+        running = model.batch.running
+        if not running and not model.batch.leaving:
+            return
+        self.works(model, now)
+        device = self._device_of(model)
+        cost_s = device.cost_s(model.name, max(step.took_s, 0.0), now)
+        read_before = {
+            row.key: running[row.key].computed_tokens for row in step.prefill if row.key in running
+        }
+        paid, repeated_s = charge(step, cost_s, read_before)
+        for key, seconds in paid.items():
+            request = running.get(key)
+            if request is not None:
+                model.pay(request, seconds)
+        for row in step.prefill:
+            request = running.get(row.key)
+            if request is not None and row.done > request.cost.read_tokens:
+                request.cost.read_tokens = row.done
+        model.totals.engine_s += sum(paid.values())
+        model.totals.repeated_s += repeated_s
+        keys = [row.key for row in step.rows]
+        are_all = keys and len(keys) == len(paid)
+        if are_all and not step.prefill and not step.between_steps:
+            payers = [running[key] for key in paid if key in running]
+            model.totals.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
+
+    def _settle_all(self) -> None:
+        """Charge all working models before their number, and so the price of a second, changes."""
+        for model in self._working.values():
+            model.settle()
+
+    def _device_of(self, model: Model) -> DeviceTime:
+        backend = model.process.ready.backend if model.process.ready else ""
+        device = self._devices.get(backend)
+        if device is None:
+            device = self._devices[backend] = DeviceTime()
+        return device
+
+
+# ---------------------------------------------------------------- requests
 
 GONE = "gone"
 """The outcome of a request whose client is gone."""
@@ -339,12 +436,10 @@ class Serving:
             reason, wait_s = wait_of(model, self.ledger, request, position, now)
             detail: dict[str, Any] = {"position": position, "reason": reason.value}
             since_s = now - request.waiting.queued_at
-            self._outbox.notify(
-                request, NoticeKind.QUEUED, detail, since_s=since_s, expected_s=wait_s
-            )
+            self._notify(request, NoticeKind.QUEUED, detail, since_s=since_s, expected_s=wait_s)
             if progress is not None:
                 detail = {"state": model.life.state.value, **progress}
-                self._outbox.notify(request, NoticeKind.LOADING, detail)
+                self._notify(request, NoticeKind.LOADING, detail)
 
     # ------------------------------------------------------------ what the worker says
 
@@ -358,7 +453,7 @@ class Serving:
             request.cost.tokenize_s = message.tokenize_s
             if message.warnings:
                 request.sent.warnings += message.warnings
-                self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
+                self._notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
         self.work_if_busy(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
@@ -435,11 +530,14 @@ class Serving:
             request = model.batch.running.get(read.key)
             if request is not None and request.wants_notices:
                 detail = {"done": read.done, "total": read.total}
-                self._outbox.notify(request, NoticeKind.PREFILLING, detail)
+                self._notify(request, NoticeKind.PREFILLING, detail)
         model.idle_since = now
-        # What is held back is first only until its client has been charged more than another one.
-        is_awaited = model.batch.held_back is not None or (has_begun and bool(model.queue.urgent))
-        has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
+        is_awaited = has_begun and bool(model.queue.urgent)
+        is_awaited = is_awaited or (model.batch.held_back is not None and _is_passed(model))
+        residency = model.process.residency
+        is_settling = residency is not None and residency.is_open
+        has_changed = has_freed or bool(finished or left)
+        has_changed = has_changed or (is_settling and model.has_settled_in(now))
         return has_changed or is_awaited or (has_suspects and model.blame.is_anyone_on_probation)
 
     def _take_delta(self, model: Model, request: Request, row: Row, now: float) -> ClientDelta:
@@ -490,7 +588,7 @@ class Serving:
         )
         request.pauses.count += request.pauses.is_paused
         request.crashes.is_interrupted = request.pauses.is_paused = False
-        self._outbox.notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
+        self._notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
 
     def work_if_busy(self, model: Model, now: float) -> None:
         """Note that an engine computes if it holds a request and does not wait for a lease."""
@@ -612,9 +710,10 @@ class Serving:
         """Queue or put aside a request whose row has left the batch, as the worker has confirmed,
         or for which the worker has no memory; what it delivered is kept. If its model is going
         down, a request that the worker had not accepted yet may not return."""
-        is_wanted = model.life.wanted is Wanted.UP
-        if not is_wanted and request.acceptance is None:
-            error = for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
+        refusal = model.life.refusal
+        is_wanted = refusal is None
+        if refusal is not None and request.acceptance is None:
+            error = for_interrupted(refusal, model.name, request.tokens_sent)
             self.end(request, error=error, now=now)
             return
         is_short = row.pause_reason is PauseReason.MEMORY or request.is_leaving_short
@@ -699,7 +798,8 @@ class Serving:
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
-        self.attaching.worker_lost(model.name)
+        if self.attaching.asking:
+            self.attaching.worker_lost(model.name)
         model.settle()
         again: list[Request] = []
         for request in list(model.batch.running.values()):
@@ -727,6 +827,24 @@ class Serving:
         self._meter.rests(model, now)
 
     # ------------------------------------------------------------ inside
+
+    def _notify(
+        self,
+        request: Request,
+        kind: NoticeKind,
+        detail: dict[str, Any],
+        **times: float | None,
+    ) -> None:
+        """Send a notice to a client that wants them, unless it got the same one before.
+
+        Args:
+            times: seconds that it says besides; they alone are no news. None: not known, left out.
+        """
+        if request.wants_notices and request.sent.notices.get(kind) != detail:
+            request.sent.notices[kind] = detail
+            known = {name: seconds for name, seconds in times.items() if seconds is not None}
+            notice = Notice(id=request.id, kind=kind, detail={**detail, **known})
+            self._outbox.send(request.connection, notice)
 
     def _begin_pause(self, request: Request, now: float) -> None:
         """Begin a pause. One that the worker has not accepted, or had no memory for, waits as if it
@@ -760,9 +878,7 @@ class Serving:
         )
         detail = {"reason": request.pauses.reason.value, "tokens_sent": request.tokens_sent}
         since_s = 0.0 if request.pauses.since is None else now - request.pauses.since
-        self._outbox.notify(
-            request, NoticeKind.PAUSED, detail, since_s=since_s, expected_s=expects_s
-        )
+        self._notify(request, NoticeKind.PAUSED, detail, since_s=since_s, expected_s=expects_s)
         note = f"request {request.id} is paused: {WHY[request.pauses.reason]}"
         self._outbox.announce(change_map(model, note))
 
@@ -777,7 +893,7 @@ class Serving:
             return
         request.crashes.is_interrupted = True
         detail = {"cause": text, "tokens_sent": request.tokens_sent}
-        self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
+        self._notify(request, NoticeKind.INTERRUPTED, detail)
 
     def _withdraw(self, model: Model, request: Request, now: float) -> None:
         """Take a request out of wherever it is; a row keeps its place until it has left."""
@@ -874,8 +990,17 @@ def _check_allowed(model: Model, request: Request) -> None:
         raise may_not_be_paused(model.name, request.id, "it was sent with `resume` false")
     if life.launch.deterministic:
         raise may_not_be_paused(model.name, request.id, f"{model.name} is `deterministic`")
-    if life.wanted is not Wanted.UP:
-        raise may_not_be_paused(model.name, request.id, life.waiting_error.message)
+    if life.refusal is not None:
+        raise may_not_be_paused(model.name, request.id, life.refusal.message)
+
+
+def _is_passed(model: Model) -> bool:
+    """True if another request than the one that is held back for memory may be first now, because
+    clients have been charged, or may have rows freed; nothing else that keeps it waiting changes
+    with a step that ends nothing."""
+    model.settle()
+    first = next_in_line(model)
+    return bool(model.queue.urgent) or first is None or first.key != model.batch.held_back
 
 
 def _left_short(model: Model, request: Request) -> None:

@@ -538,8 +538,7 @@ class _Transition:
                 self._renew(phase, drain_s)
 
     def _remove(self, command: Removed) -> None:
-        self.life.removal = command.error  # answers its requests
-        self._want(Wanted.GONE, Why.RELOAD)
+        self._want(Wanted.GONE, Why.RELOAD, refusal=command.error)
         match self.life.phase:
             case Abandoned() | Draining() | Stopping():
                 pass  # it is gone once its process has ended
@@ -665,7 +664,7 @@ class _Transition:
                 is_restart = life.wanted is Wanted.UP
                 if not is_restart:  # what still runs; of a restart, that continues after the exit
                     self._answer(Waiters.RUNNING, cut_off(life.name, life.why))
-                    self._answer(Waiters.QUEUE, life.waiting_error)
+                    self._answer(Waiters.QUEUE, life.refusal)
                 self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=is_restart)
 
             # Until its process is asked to exit, a swap can be called off.
@@ -756,7 +755,7 @@ class _Transition:
         """Go without a process, which is not wanted; a removed model is forgotten."""
         life = self.life
         is_gone = life.wanted is Wanted.GONE
-        self._answer(Waiters.QUEUE, life.waiting_error)
+        self._answer(Waiters.QUEUE, life.refusal)
         note = text if isinstance(life.phase, Abandoned) else ""
         self._enter(Stopped(since=self.now), "removed" if is_gone else note)
         if is_gone:
@@ -802,7 +801,7 @@ class _Transition:
         """Continue without the exit of a process that SIGKILL has not ended (P26)."""
         life, cause = self.life, died.seen.text
         failed = load_failed(life.name, cause, is_retryable=False)
-        error = failed if life.wanted is Wanted.UP else life.waiting_error
+        error = life.refusal or failed
         self._do(RunningLost(cause, died.verdict))
         self._answer(Waiters.QUEUE, error)
         self._enter(Abandoned(since=self.now, cause=cause), cause)
@@ -963,19 +962,21 @@ class _Transition:
         """Let running requests finish, for that long at most; then the process is ended."""
         self._enter(Draining(since=self.now, due_at=self.now + drain_s), note)
 
-    def _want(self, wanted: Wanted, why: Why) -> None:
+    def _want(self, wanted: Wanted, why: Why, *, refusal: RemoteError | None = None) -> None:
         """Record what is wanted, and answer all who want the opposite: commands are superseded, and
-        requests are cut off."""
+        requests are cut off, or refused with `refusal`."""
         life = self.life
         was_up, life.wanted, life.why = life.wanted is Wanted.UP, wanted, why
+        life.refusal = None
         if wanted is not Wanted.UP:
+            life.refusal = refusal or cut_off(life.name, why)
             if was_up:
                 is_command = why is Why.USER
                 error = (
                     superseded(life.name, "an unload") if is_command else cut_off(life.name, why)
                 )
                 self._answer(Waiters.CALLERS_UP, error)
-            self._answer(Waiters.QUEUE, life.waiting_error)
+            self._answer(Waiters.QUEUE, life.refusal)
         elif not was_up:
             self._answer(Waiters.CALLERS_DOWN, superseded(life.name, "a load"))
 

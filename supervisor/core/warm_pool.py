@@ -16,8 +16,6 @@ from enum import StrEnum
 from typing import Any
 
 from .actions import EndPrewarmed, Housekeeping, Outbox, StartPrewarmed
-from .kv_budget import rows_of, spare_bytes
-from .model import Model
 from .settings import CoreSettings
 
 ENGINE = "mlx"
@@ -103,12 +101,14 @@ class WarmPool:
         """Return the process ids that are known."""
         return [worker.pid for worker in self.workers.values() if worker.pid is not None]
 
-    def claimed_bytes(self, models: Iterable[Model], settings: CoreSettings) -> int:
-        """Return what they hold, or will once they are started."""
+    def claimed_bytes(self, settings: CoreSettings, *, is_of_use: bool) -> int:
+        """Return what they hold, or will once they are started.
+
+        Args:
+            is_of_use: whether any model could load in one.
+        """
         wanted = self._wanted if settings.warm_workers is None else settings.warm_workers
-        if not self.workers and not wanted:
-            return 0
-        wanted = wanted if _are_of_use(models) else 0
+        wanted = wanted if is_of_use else 0
         return max(self.reserved_bytes, wanted * self._next_bytes(settings))
 
     # ------------------------------------------------------------ loads
@@ -164,17 +164,29 @@ class WarmPool:
     # ------------------------------------------------------------ now and then
 
     def settle(
-        self, models: Iterable[Model], settings: CoreSettings, now: float, *, is_ending: bool
+        self,
+        settings: CoreSettings,
+        now: float,
+        *,
+        is_of_use: bool,
+        is_held_up: bool,
+        reserved_bytes: int,
+        needed_bytes: int,
     ) -> None:
-        """Start one if it is missing and nothing loads; end those that are too many."""
-        if not self.workers and settings.warm_workers == 0:
-            return
-        everybody = list(models)
-        self._wanted = 0 if is_ending else self._find_wanted(everybody, settings, now)
+        """Start one if it is missing; end those that are too many.
+
+        Args:
+            is_of_use: whether any model could load in one.
+            is_held_up: whether a model loads, or waits for that, so that none may start beside it.
+            reserved_bytes: what is reserved for models.
+            needed_bytes: how much of that they cannot give back.
+        """
+        self._wanted = self._find_wanted(settings, needed_bytes, now) if is_of_use else 0
         staying = [worker for worker in self.workers.values() if not worker.is_ending]
         for worker in sorted(staying, key=usefulness)[: max(0, len(staying) - self._wanted)]:
             self._end(worker, now)
-        if len(staying) < self._wanted and self._may_start(everybody, settings, now):
+        is_missing = len(staying) < self._wanted and not is_held_up
+        if is_missing and self._may_start(settings, reserved_bytes, now):
             self._start(settings, now)
 
     def status(self, settings: CoreSettings, now: float) -> dict[str, Any]:
@@ -197,46 +209,37 @@ class WarmPool:
 
     # ------------------------------------------------------------ inside
 
-    def _find_wanted(self, models: list[Model], settings: CoreSettings, now: float) -> int:
+    def _find_wanted(self, settings: CoreSettings, needed_bytes: int, now: float) -> int:
         """Return how many there should be; one, or none, if the configuration leaves it open."""
-        if not _are_of_use(models):
-            return 0
         if settings.warm_workers is not None:
             return settings.warm_workers
         if now < self._auto_pause_until:
             return 0
-        if self._has_plenty(models, settings, now):
+        if self._has_plenty(settings, needed_bytes):
             return 1
         if self._wanted:
             self._auto_pause_until = now + AUTO_PAUSE_S
         return 0
 
-    def _has_plenty(self, models: list[Model], settings: CoreSettings, now: float) -> bool:
+    def _has_plenty(self, settings: CoreSettings, needed_bytes: int) -> bool:
         """True if the models need so little of the budget that a load, or longer answers, would
         find enough beside a prewarmed worker."""
         budget, own_bytes = settings.budget, self._next_bytes(settings)
         if budget is None or not own_bytes:
             return True
-        needed_bytes = sum(
-            model.life.reserved_bytes - spare_bytes(model, rows_of(model), now) for model in models
-        )
         least_bytes = own_bytes + budget.whole_bytes // FREE_PART
         return not budget.is_short and needed_bytes + least_bytes <= budget.size_bytes
 
-    def _may_start(self, models: list[Model], settings: CoreSettings, now: float) -> bool:
-        """True if the next may start: not beside another start, nor a load, nor a wait for one."""
+    def _may_start(self, settings: CoreSettings, reserved_bytes: int, now: float) -> bool:
+        """True if the next may start: not beside another start, and only if there is room."""
         if not all(worker.is_waiting for worker in self.workers.values()):
             return False
         if self._retry_at is not None and now < self._retry_at:
             return False
-        for model in models:
-            waits = model.waits_for_load and (model.lack is None or model.is_asked_for)
-            if waits or model.life.is_loading:
-                return False
         if settings.budget is None:
             return True
-        reserved_bytes = sum(model.life.reserved_bytes for model in models) + self.reserved_bytes
-        return reserved_bytes + self._next_bytes(settings) <= settings.budget.size_bytes
+        reserved_bytes += self.reserved_bytes + self._next_bytes(settings)
+        return reserved_bytes <= settings.budget.size_bytes
 
     def _next_bytes(self, settings: CoreSettings) -> int:
         """Return what is reserved for the next one: as much as the latest was measured at."""
@@ -255,10 +258,6 @@ class WarmPool:
     def _end(self, worker: Prewarmed, now: float) -> None:
         self.workers[worker.number] = replace(worker, state=PrewarmedState.ENDING, since=now)
         self._outbox.add(EndPrewarmed(number=worker.number))
-
-
-def _are_of_use(models: Iterable[Model]) -> bool:
-    return any(model.life.settings.launch.engine == ENGINE for model in models)
 
 
 def usefulness(worker: Prewarmed) -> tuple[bool, int]:

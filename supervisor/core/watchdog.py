@@ -26,7 +26,7 @@ not make a step long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
@@ -80,6 +80,30 @@ class Alarm(Enum):
     BROKEN = auto()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A process that has given no sign of life for a while.
+
+    Attributes:
+        looked_at: when it was last inspected.
+        running_at, stopped_at: when it was last seen so, unless it was seen otherwise since.
+        is_stopped: whether it was seen stopped twice.
+        base_bytes: its footprint when it was first measured; 0: it was not.
+        grown_bytes: how much larger it was when it was last measured.
+    """
+
+    looked_at: float | None = None
+    running_at: float | None = None
+    stopped_at: float | None = None
+    is_stopped: bool = False
+    base_bytes: int = 0
+    grown_bytes: int = 0
+
+
+NOTHING_KNOWN = Silence()
+"""It was neither inspected nor measured since its latest sign of life."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Watch:
     """The signs of life of one process.
@@ -100,12 +124,7 @@ class Watch:
         predicted_s: how long that step was predicted to take.
         is_held_up: whether it has asked for a lease and not got it.
         freed_at: when it last got one; before any, its start.
-        looked_at: when the process was last inspected.
-        seen_running_at, seen_stopped_at: what was seen then; forgotten with the next beat.
-        is_stopped: whether it was seen stopped twice.
-        base_bytes: its footprint when it was first measured after its latest sign of life; 0:
-            it was not.
-        grown_bytes: how much larger it was when it was last measured.
+        silence: what is known of the process since its latest sign of life.
     """
 
     heard_at: float
@@ -123,13 +142,8 @@ class Watch:
     waits_for: str = ""
     is_held_up: bool = False
     freed_at: float
-    looked_at: float | None = None
-    seen_running_at: float | None = None
-    seen_stopped_at: float | None = None
-    is_stopped: bool = False
     is_working: bool = False
-    base_bytes: int = 0
-    grown_bytes: int = 0
+    silence: Silence = NOTHING_KNOWN
 
     @classmethod
     def over(cls, now: float) -> Watch:
@@ -141,8 +155,8 @@ class Watch:
     def said(self, now: float) -> None:
         """Note that the owner thread has sent a message, so it is in no step."""
         self.heard += 1
-        self.moved_at = now
-        self._is_alive(now)
+        self.moved_at = self.heard_at = now
+        self.silence = NOTHING_KNOWN
 
     def was_told(self, now: float) -> None:
         """Note that it was sent a message."""
@@ -184,36 +198,30 @@ class Watch:
         self.lost = max(0, given - message.requests) if is_same_moment else 0
         self.is_preparing = message.preparing > 0
         self.waits_for = " and ".join(one.name for one in message.ranks if one.is_behind)
-        self.beat_at = now
-        self._is_alive(now)
+        self.beat_at = self.heard_at = now
+        self.silence = NOTHING_KNOWN
 
     def unlinked(self, now: float) -> None:
         """Note that its connection has ended, and everything that came over it was read."""
         if self.unlinked_at is None:
             self.unlinked_at = now
 
-    def _is_alive(self, now: float) -> None:
-        self.heard_at = now
-        self.looked_at = self.seen_running_at = self.seen_stopped_at = None
-        self.is_stopped = False
-        self.base_bytes = self.grown_bytes = 0
-
     def measured(self, footprint_bytes: int) -> None:
         """Take what the process was measured at; 0 if that was not possible."""
-        if not self.base_bytes:
-            self.base_bytes = footprint_bytes
+        base_bytes = self.silence.base_bytes
+        if not base_bytes:
+            self.silence = replace(self.silence, base_bytes=footprint_bytes)
         elif footprint_bytes:
-            self.grown_bytes = footprint_bytes - self.base_bytes
+            self.silence = replace(self.silence, grown_bytes=footprint_bytes - base_bytes)
 
     def looked(self, *, is_stopped: bool, now: float) -> None:
         """Note that the process was inspected."""
-        if is_stopped:
-            self.seen_running_at = None
-            self.is_stopped = self.seen_stopped_at is not None
-            self.seen_stopped_at = now
-        else:
-            self.seen_stopped_at, self.is_stopped = None, False
-            self.seen_running_at = now
+        self.silence = replace(
+            self.silence,
+            running_at=None if is_stopped else now,
+            stopped_at=now if is_stopped else None,
+            is_stopped=is_stopped and self.silence.stopped_at is not None,
+        )
 
     # ------------------------------------------------------------ what they mean
 
@@ -240,7 +248,7 @@ class Watch:
     def grows_silently(self, now: float) -> bool:
         """True if the process takes much memory and says nothing, as no honest work does."""
         is_silent = now >= self.heard_at + GROWTH_SILENCE_S
-        return is_silent and self.grown_bytes > GROWTH_LIMIT_BYTES
+        return is_silent and self.silence.grown_bytes > GROWTH_LIMIT_BYTES
 
     def idle_for_s(self, now: float) -> float:
         """Return how long it has been idle without any message moving; 0 if it is not idle."""
@@ -258,15 +266,16 @@ class Watch:
         if self.unlinked_at is not None:
             return self.unlinked_at + UNLINKED_S
         looks_at = self.heard_at + SILENCE_S
-        if self.looked_at is not None:
-            looks_at = max(looks_at, self.looked_at + RECHECK_S)
+        silence = self.silence
+        if silence.looked_at is not None:
+            looks_at = max(looks_at, silence.looked_at + RECHECK_S)
         if step_timeout_s is None:
             return looks_at
         due_at = self.stuck_at(step_timeout_s)
         if due_at is None:
             due_at = self.silent_at(step_timeout_s)
-        if self.looked_at is not None and (
-            self.seen_running_at is None or due_at <= self.looked_at
+        if silence.looked_at is not None and (
+            silence.running_at is None or due_at <= silence.looked_at
         ):
             return looks_at  # that look decides, or the next one
         return min(looks_at, due_at)
@@ -279,7 +288,7 @@ class Watch:
             given: how many requests the worker was given and has not reported as over.
         """
         is_silent = now >= self.heard_at + SILENCE_S
-        if self.is_stopped:
+        if self.silence.is_stopped:
             return Alarm.STOPPED
         if self.unlinked_at is not None:
             return Alarm.BROKEN if now >= self.unlinked_at + UNLINKED_S else Alarm.NONE
@@ -292,10 +301,8 @@ class Watch:
             if is_stuck or now >= self.silent_at(step_timeout_s):
                 # Its requests depend on whether it was stopped from outside since its last
                 # beat.
-                is_known = self.seen_running_at is not None and (
-                    now - self.seen_running_at < RECHECK_S
-                )
-                if is_known:
+                running_at = self.silence.running_at
+                if running_at is not None and now - running_at < RECHECK_S:
                     return Alarm.STUCK
                 return self._look(now)
         return self._look(now) if is_silent else Alarm.NONE
@@ -316,7 +323,7 @@ class Watch:
         if self.grows_silently(now):
             return (
                 f"no sign of life for {now - self.heard_at:.1f} s while the process grew by "
-                f"{size_text(self.grown_bytes)}; a chat template or tokenizer may allocate "
+                f"{size_text(self.silence.grown_bytes)}; a chat template or tokenizer may allocate "
                 "memory endlessly"
             )
         if now >= self.heard_at + SILENCE_S:
@@ -333,7 +340,8 @@ class Watch:
         return f"what follows step {self.step} ({self.phase}) {took}"
 
     def _look(self, now: float) -> Alarm:
-        if self.looked_at is not None and now < self.looked_at + RECHECK_S:
+        looked_at = self.silence.looked_at
+        if looked_at is not None and now < looked_at + RECHECK_S:
             return Alarm.NONE
-        self.looked_at = now
+        self.silence = replace(self.silence, looked_at=now)
         return Alarm.LOOK

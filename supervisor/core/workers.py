@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -41,7 +41,7 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 
-from .actions import Action, LookAtWorker, SignsOf
+from .actions import LookAtWorker, SignsOf
 from .events import (
     Exited,
     FilesSeen,
@@ -55,11 +55,9 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
-from .kv_budget import keeps_to, was_measured
 from .life import Abandoned, Backoff, Files, Life, Loading, StopCause, Stopping, StopStage
-from .model import WATCHED, Model, Residency
+from .model import WATCHED, Model
 from .poison import Evidence
-from .requests import Request, Stage
 from .transitions import Died, Due, Ending
 from .watchdog import Alarm, Watch
 
@@ -118,8 +116,7 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
             _step(fleet, model, message, now)
         case Heartbeat():
             model.process.heartbeat = message
-            budget = model.batch.budget
-            if budget is not None and message.budget == budget.awaited and keeps_to(model, budget):
+            if model.keeps_to(message.budget):
                 fleet.memory_changed()
                 fleet.touch(model)
             if model.process.watch is not None:
@@ -176,10 +173,7 @@ def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
         fleet.fault(model, StopCause.TOO_LARGE, too_large, now)
         return
     if isinstance(model.life.phase, Loading):
-        model.learn(message)
-        model.idle_since = now
-        model.load_s = now - model.life.phase.since
-        model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
+        model.learn(message, now)
     fleet.trigger(model, message, now)
     fleet.tell_log_level(model)
 
@@ -241,7 +235,7 @@ def measured(fleet: Fleet, event: Sampled) -> None:
         model.process.rates.append((event.now, model.totals.tokens))
         if model.may_have_been_restored(event.now):
             fleet.look_at_files(model)
-        if was_measured(model, event.now):
+        if model.was_measured(event.now):
             fleet.touch(model)
     fleet.memory_changed()
     fleet.squeeze(event.reading, event.now)
@@ -437,7 +431,18 @@ def _handle_exit(fleet: Fleet, model: Model, seen: Ending, now: float) -> None:
         model.life.story.append(f"{now:.3f} {seen.text}: {verdict.story}")
     died = replace(died, verdict=verdict)
     fleet.trigger(model, died, now)
-    entry = _worker_died(model, died, moments, running, fleet.outbox, now)
+    outcomes = {one.number: one.outcome for one in fleet.outbox if isinstance(one, RequestEnded)}
+    rows = [
+        LostRow(
+            id=request.id,
+            number=request.key,
+            tokens=request.tokens_sent,
+            fate=outcomes.get(request.key, PAUSED if request.key in model.paused else CONTINUES),
+            is_suspect=model.blame.is_suspect(request.digest),
+        )
+        for request in running
+    ]
+    entry = _worker_died(model, died, moments, rows, now)
     if entry is not None:
         fleet.outbox.record(entry)
     # One that must run through, or was cancelled, is open no longer.
@@ -478,15 +483,14 @@ def _worker_died(
     model: Model,
     died: Died,
     moments: dict[str, Any],
-    running: list[Request],
-    actions: Iterable[Action],
+    rows: list[LostRow],
     now: float,
 ) -> WorkerDied | None:
     """Return how a process ended, and what became of what it ran, once that has been decided.
 
     Args:
         moments: `_last_moments` of it.
-        actions: what the end has led to, with the ends of the requests that did not outlive it.
+        rows: what it ran.
 
     Returns:
         None if its end was asked for and hit no request.
@@ -495,19 +499,8 @@ def _worker_died(
     phase, restarts = life.phase, life.settings.restart
     last = None if seen.is_given_up else life.last_exit
     reason = GIVEN_UP if last is None else last.reason.value
-    if reason == ExitReason.ASKED and not running:
+    if reason == ExitReason.ASKED and not rows:
         return None
-    outcomes = {one.number: one.outcome for one in actions if isinstance(one, RequestEnded)}
-    rows = [
-        LostRow(
-            id=request.id,
-            number=request.key,
-            tokens=request.tokens_sent,
-            fate=outcomes.get(request.key, PAUSED if request.stage is Stage.PAUSED else CONTINUES),
-            is_suspect=model.blame.is_suspect(request.digest),
-        )
-        for request in running[:MOST_ROWS]
-    ]
     return WorkerDied(
         **moments,
         reason=reason,
@@ -517,8 +510,8 @@ def _worker_died(
         detail=seen.text if last is None else last.detail,
         evidence=died.verdict.evidence.value,
         verdict=died.verdict.story,
-        rows=rows,
-        more_rows=max(0, len(running) - MOST_ROWS),
+        rows=rows[:MOST_ROWS],
+        more_rows=max(0, len(rows) - MOST_ROWS),
         after=life.state.value,
         retry_in_s=max(0.0, phase.due_at - now) if isinstance(phase, Backoff) else None,
         failure=life.failure,

@@ -11,8 +11,7 @@ from mlxsup.protocol.ids import ModelName
 
 from ..core.budget import Budget, Need, equal_shares
 from ..core.memory_plan import Admit, Evict, verdict_on
-from ..core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
-from ..core.model import Urgency
+from ..core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

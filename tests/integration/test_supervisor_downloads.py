@@ -20,11 +20,12 @@ from mlxsup.protocol.download import (
     DownloadProgress,
     DownloadReport,
     Repository,
+    SnapshotReport,
     report_line,
 )
 from mlxsup.supervisor import downloads as downloads_module
 from mlxsup.supervisor.core.actions import EndDownload, StartDownload
-from mlxsup.supervisor.core.events import DownloadSaid, Report
+from mlxsup.supervisor.core.events import DownloadSaid
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.sockets.connection import Turns
 from mlxsup.supervisor.workers import process as process_module
@@ -46,7 +47,7 @@ Scene = Callable[["Played"], Awaitable[None]]
 Line = tuple[Any, ...]
 
 
-def said(report: Report, number: int = 3) -> DownloadSaid:
+def said(report: SnapshotReport, number: int = 3) -> DownloadSaid:
     return DownloadSaid(now=5.0, number=number, report=report)
 
 

@@ -31,10 +31,10 @@ MET = (
     "FAILED: download", "tried again for memory", "ended: insufficient_memory",
     "ended: queue_timeout", "ended: deadline_exceeded", "ended: overloaded",
     "ended: slow_consumer", "swapped for another", "a swap is due", "evicted",
-    "refused for memory", "dry run", "memory short", "asked to give back", "rows gave way",
-    "downloaded", "attached later", "attach refused", "cancelled by another", "lease",
-    "engines at once", "moved up", "made room", "left for want of memory", "a budget is raised",
-    "estimate raised", "loaded side by side",
+    "refused for memory", "dry run", "dry run of a reload", "memory short", "asked to give back",
+    "rows gave way", "downloaded", "attached later", "attach refused", "cancelled by another",
+    "lease", "engines at once", "moved up", "made room", "left for want of memory",
+    "a budget is raised", "estimate raised", "loaded side by side",
 )  # fmt: skip
 
 

@@ -520,10 +520,10 @@ class People:
         if self._dice.random() < 0.3:
             self.read_configuration(None)  # SIGHUP
         else:
-            self.command(say.Reload)
+            self.command(say.Reload, dry_run=self._operators.random() < 0.4)
 
-    def read_configuration(self, caller: Caller | None) -> None:
-        """Have the file read in a moment; what it says then counts."""
+    def read_configuration(self, caller: Caller | None, *, is_dry: bool = False) -> None:
+        """Have the file read in a moment; what it says then counts, unless it is a dry run."""
         dice, world = self._dice, self._world
 
         def read() -> None:
@@ -541,6 +541,7 @@ class People:
                     caller=caller,
                     later=("log_dir",) if dice.random() < 0.3 else (),
                     needs=world.hub.needs(),
+                    is_dry=is_dry,
                 )
             )
 

@@ -282,8 +282,12 @@ class WorldMachine(RuleBasedStateMachine):
     def status(self) -> None:
         self.script.say(client.StatusQuery)
 
-    @rule(model=models, change=st.sampled_from(["gone", "rows", "idle", "as before"]))
-    def reload(self, model: int, change: str) -> None:
+    @rule(
+        model=models,
+        change=st.sampled_from(["gone", "rows", "idle", "as before"]),
+        dry_run=st.booleans(),
+    )
+    def reload(self, model: int, change: str, dry_run: bool) -> None:
         entries = list(self.script.world.plan.models)
         place = model % len(entries)
         entry = entries[place]
@@ -295,7 +299,7 @@ class WorldMachine(RuleBasedStateMachine):
         elif change == "idle":
             entries[place] = replace(entry, idle_unload_s=4.0)
         self.script.people.entries = entries
-        self.script.say(client.Reload)
+        self.script.say(client.Reload, dry_run=dry_run)
 
     @precondition(lambda self: len(self.script.people.asked) > 4)
     @rule(is_now=st.booleans(), by_signal=st.booleans())

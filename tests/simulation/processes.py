@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -198,14 +199,19 @@ def cut_off(record: Record, book: Book) -> str:
     return "shutting_down" if record.is_shutting_down else "unloaded"
 
 
-def reloaded(record: Record, event: Reloaded) -> None:
-    """Enter that the configuration was read again."""
+def changes(record: Record, entries: Iterable[ModelSettings]) -> dict[str, list[str]]:
+    """Return the names of the models that a reload with these entries adds and removes."""
     old = [book.name for book in record.books.values() if book.wanted is not Wanted.GONE]
-    new = [entry.name for entry in event.models]
-    record.changes = {
+    new = [entry.name for entry in entries]
+    return {
         "added": [name for name in new if name not in old],
         "removed": [name for name in old if name not in new],
     }
+
+
+def reloaded(record: Record, event: Reloaded) -> None:
+    """Enter that the configuration was read again."""
+    record.changes = changes(record, event.models)
     if record.is_shutting_down:
         return
     for book in [one for one in record.books.values() if one.name in record.changes["removed"]]:

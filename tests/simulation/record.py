@@ -153,6 +153,8 @@ class Record:
                             life.footprint = event.footprint_bytes.get(life.pid, 0)
                         memory.measured(self, book, life)
                 memory.sampled(self, event)
+            case events.Reloaded(is_dry=True, models=entries):
+                self.changes = processes.changes(self, entries)
             case events.Reloaded(needs=needs):
                 self.appraised = set(needs)
                 processes.reloaded(self, event)
@@ -569,6 +571,11 @@ class Record:
             case client.Reload():
                 said = {name: value[name] for name in ("added", "removed")}
                 check("changes of a reload", said == self.changes, f"{said} {self.changes}")
+                if message.dry_run:
+                    known = {*value["added"], *value["changed"], *value["removed"]}
+                    foreseen = {one["model"] for one in value["foreseen"]}
+                    check("dry run: foreseen", foreseen == known, f"{foreseen} {known}")
+                    self.count("dry run of a reload")
             case client.Load(model=model) | client.Restart(model=model):
                 life = self.books[model].life
                 is_ready = life is not None and life.serves

@@ -195,10 +195,9 @@ class World:
                 )
             case actions.WakeAt(when=when):
                 self._wake_at(when)
-            case (
-                actions.ReadConfiguration(caller=caller)
-                | actions.ChangeConfiguration(caller=caller)
-            ):
+            case actions.ReadConfiguration(caller=caller, is_dry=is_dry):
+                self.people.read_configuration(caller, is_dry=is_dry)
+            case actions.ChangeConfiguration(caller=caller):
                 self.people.read_configuration(caller)
             case actions.Abandon(model=model, generation=generation):
                 self.workers[model, generation].is_abandoned = True
@@ -366,11 +365,11 @@ class Hub:
         )
         self._continue_later(number)
 
-    def _end(self, number: int, report: events.Report) -> None:
+    def _end(self, number: int, report: download.SnapshotReport) -> None:
         del self._running[number]
         self._say(number, report)
 
-    def _say(self, number: int, report: events.Report) -> None:
+    def _say(self, number: int, report: download.SnapshotReport) -> None:
         now = self._world.time.now
         self._world.handle(events.DownloadSaid(now=now, number=number, report=report))
 

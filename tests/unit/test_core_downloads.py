@@ -14,12 +14,13 @@ from mlxsup.protocol.download import (
     DownloadProblem,
     DownloadProgress,
     Repository,
+    SnapshotReport,
 )
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import NoticeKind, State
 from mlxsup.supervisor.core.actions import EndDownload, Spawn, StartDownload
-from mlxsup.supervisor.core.events import DownloadSaid, Reloaded, Report
+from mlxsup.supervisor.core.events import DownloadSaid, Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
@@ -47,7 +48,7 @@ def ends(driver: Driver) -> list[int]:
     return [end.number for end in driver.of(EndDownload)]
 
 
-def say(driver: Driver, report: Report, number: int = 1) -> None:
+def say(driver: Driver, report: SnapshotReport, number: int = 1) -> None:
     driver.do(DownloadSaid(now=driver.now, number=number, report=report))
 
 
@@ -243,7 +244,7 @@ class Hub:
         self.driver.ask(notices=True, **asked)
         self.started = len(starts(self.driver))
 
-    def say(self, report: Report) -> None:
+    def say(self, report: SnapshotReport) -> None:
         say(self.driver, report, self.started)
 
     def fail(self, report: DownloadFailed = AWAY) -> float:

@@ -20,9 +20,9 @@ from mlxsup.supervisor.core.memory_view import (
     LoadRequest,
     MemoryView,
     Standing,
+    Urgency,
     loaded_models,
 )
-from mlxsup.supervisor.core.model import Urgency
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART

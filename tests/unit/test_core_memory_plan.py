@@ -27,8 +27,13 @@ from mlxsup.supervisor.core.memory_plan import (
     plan,
     verdict_on,
 )
-from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
-from mlxsup.supervisor.core.model import Urgency
+from mlxsup.supervisor.core.memory_view import (
+    LoadedModel,
+    LoadRequest,
+    MemoryView,
+    Standing,
+    Urgency,
+)
 from mlxsup.supervisor.core.transitions import LacksMemory
 from mlxsup.supervisor.memory.placement import Candidate, fit, required_bytes
 

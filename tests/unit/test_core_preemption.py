@@ -728,7 +728,9 @@ def test_a_request_that_is_held_back_keeps_its_place_only_until_another_client_i
     driver.ask("r3", "a", client="two")
     assert (driver.dispatched(), driver.model("a").batch.held_back) == ([], short)
     row = RowDelta(key=running, text="x", tokens=b"\1\0\0\0")
-    driver.worker(Step(step=1, rows=[row], took_s=1.0), "a")
+    driver.worker(Step(step=1, rows=[row], took_s=0.0), "a")
+    assert driver.dispatched() == []
+    driver.worker(Step(step=2, rows=[row], took_s=1.0), "a")
     assert driver.dispatched() == [short + 1]
 
 

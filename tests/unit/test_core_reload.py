@@ -402,6 +402,13 @@ def test_reload_does_what_its_dry_run_said(state: State, change: str) -> None:
     assert after in FOLLOWS.get(becomes, {becomes})
 
 
+def test_dry_run_leaves_out_a_model_that_was_removed_and_still_drains() -> None:
+    driver = in_state(State.DRAINING)
+    reload(driver, entry("other"))
+    value = foresee(driver, entry("other"))
+    assert (driver.state(), value["foreseen"], value["removed"]) == (State.DRAINING, [], [])
+
+
 def test_dry_run_names_added_models_and_answers_to_be_finished() -> None:
     driver = in_state(State.READY)
     driver.ask("r2")

@@ -19,11 +19,14 @@ from mlxsup.supervisor.core.actions import Deadlines
 from mlxsup.supervisor.core.events import Reloaded, WorkerSaid
 from mlxsup.supervisor.core.memory_plan import Plan, plan
 from mlxsup.supervisor.core.memory_view import MemoryView
+from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.prefill_slots import PrefillSlots
+from mlxsup.supervisor.core.serving import Serving
 from mlxsup.supervisor.core.settings import ClientSettings
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import MemoryDriver, limited, sized
+from support.core.rows import FIXED, ONE_ROW, RowsDriver
 
 OTHERS = "abcdefghijkl"
 
@@ -211,3 +214,27 @@ def test_an_end_and_the_next_dispatch_cost_little_more_in_a_line_of_thousands() 
         return sum(calls)
 
     assert in_line(512) <= 1.2 * in_line(64)
+
+
+def test_a_step_looks_for_no_room_while_a_request_waits_for_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows only grow until one ends, so all that may change is whose turn it is."""
+    driver = RowsDriver("a", FIXED + ONE_ROW)
+    driver.bring_up("a")
+    running = driver.begin("a", "r1", 3000)
+    driver.gain("a", running, 1)
+    [short] = driver.serve("r2", model="a")
+    driver.short("a", short)
+    looks: list[Model] = []
+    dispatch = Serving.dispatch
+
+    def noted(self: Serving, model: Model, now: float) -> None:
+        looks.append(model)
+        dispatch(self, model, now)
+
+    monkeypatch.setattr(Serving, "dispatch", noted)
+    driver.gain("a", running, 1)
+    assert (driver.model("a").batch.held_back, looks) == (short, [])
+    driver.ask("r3", "a")
+    assert looks

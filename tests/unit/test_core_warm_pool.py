@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.supervisor.core import memory_view, warm_pool
+from mlxsup.supervisor.core import memory_view
 from mlxsup.supervisor.core.actions import EndPrewarmed, Spawn, StartPrewarmed
 from mlxsup.supervisor.core.events import PrewarmedEnded, PrewarmedReady, Reloaded, Sampled
 from mlxsup.supervisor.core.settings import ModelSettings
@@ -235,8 +235,7 @@ def test_a_dry_run_says_that_a_load_fits_next_to_them() -> None:
 def test_what_rows_could_give_back_leaves_it_and_what_they_need_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (memory_view, warm_pool):
-        monkeypatch.setattr(module, "ENGINE", LAUNCH.engine)
+    monkeypatch.setattr(memory_view, "ENGINE", LAUNCH.engine)
     own, size = 2_000, 40_000
     driver = RowsDriver("a", size, warm_workers=None, prewarmed_bytes=own)
     driver.do(PrewarmedReady(now=driver.now, number=1, pid=PID))

@@ -125,13 +125,13 @@ def beat(
 def test_stopped_needs_two_looks_without_a_sign_between() -> None:
     watch = Watch.over(0.0)
     watch.looked(is_stopped=True, now=3.0)
-    assert (watch.is_stopped, watch.judge(3.0, None, 0)) == (False, Alarm.LOOK)
+    assert (watch.silence.is_stopped, watch.judge(3.0, None, 0)) == (False, Alarm.LOOK)
     watch.looked(is_stopped=False, now=4.0)
     watch.looked(is_stopped=True, now=5.0)
     assert watch.judge(5.0, None, 0) is Alarm.LOOK
     watch.said(5.5)
     watch.looked(is_stopped=True, now=9.0)
-    assert not watch.is_stopped
+    assert not watch.silence.is_stopped
     watch.looked(is_stopped=True, now=10.0)
     assert watch.judge(10.0, None, 0) is Alarm.STOPPED
     assert watch.judge(10.0, LIMIT_S, 1) is Alarm.STOPPED

@@ -14,8 +14,8 @@ from hypothesis import settings
 from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
-from mlxsup.supervisor.core import kv_budget, memory_plan, memory_view, serving
-from mlxsup.supervisor.core.accounting import Counters, Meter
+from mlxsup.supervisor.core import memory_plan, memory_view, preemption, serving
+from mlxsup.supervisor.core.accounting import Counters
 from mlxsup.supervisor.core.actions import EndDownload, Outbox
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.budget import Pressure
@@ -25,7 +25,7 @@ from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.poison import Blame
 from mlxsup.supervisor.core.prefill_slots import turn_rank
 from mlxsup.supervisor.core.requests import Ledger, Pauses, Queue, Request
-from mlxsup.supervisor.core.serving import Serving
+from mlxsup.supervisor.core.serving import Meter, Serving
 from mlxsup.supervisor.core.watchdog import Alarm, Watch
 
 from simulation.ground import Violation
@@ -263,7 +263,7 @@ PLANTED: dict[str, Plant] = {
     "requests evict what they like": returns(memory_plan, "_may_go", True),
     "a turn may end at once": instead(memory_view.turn_ends_at, 0.0),
     "nothing gives way to other programs": others_take_no_memory,
-    "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),
+    "a row that lacked memory returns at once": instead(preemption.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),
     "files are not fetched": returns(Downloads, "settle", []),
     "downloads run on for nothing": downloads_run_on,
