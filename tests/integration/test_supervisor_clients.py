@@ -427,6 +427,33 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
     run(body)
 
 
+def test_a_client_that_was_slow_is_served_whole_streams_once_it_has_read_its_ends() -> None:
+    async def body(bench: Bench) -> None:
+        peer = bench.peer(receive_high_water_mark=1)
+        peer.say(generate("a"))
+        peer.say(Load(id=RequestId("stays open"), model=ModelName("m")))
+        heard = (await bench.said(2))[0]
+        await fill(bench, heard.connection, "a", 3000, "y" * 1000)
+        bench.moment += 11.0
+        bench.clients.pulse()
+        slow = Failed(id="a", error=slow_consumer())
+        bench.clients.send(heard.connection, slow)
+        outbox = bench.connections[heard.connection].outbox
+        owed = len(outbox)
+        peer.say(generate("early"))
+        await eventually_async(lambda: len(outbox) > owed)
+        messages: list[Message] = []
+        while len([one for one in messages if isinstance(one, Failed)]) < 2:
+            messages.append(await peer.hear())
+        assert messages[-2:] == [slow, Failed(id="early", error=slow_consumer())]
+        peer.say(generate("b"))
+        await bench.said(3)
+        bench.clients.send(heard.connection, deltas("b", 0, "piece"))
+        assert await peer.hear() == deltas("b", 0, "piece")
+
+    run(body)
+
+
 def test_a_client_that_reads_slowly_is_not_taken_for_one_that_never_reads() -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer(receive_high_water_mark=1)
