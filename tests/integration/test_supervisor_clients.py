@@ -400,6 +400,7 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         peer.say(generate("a"))
         peer.say(Subscribe(id=RequestId("s")))
         heard = (await bench.said(2))[0]
+        descriptor = bench.connections[heard.connection].socket.fileno()
         await fill(bench, heard.connection, "a", 2000, "y" * 1000)
         bench.clients.send(heard.connection, EventMessage(id=RequestId("s"), value={}))
         bench.moment += 9.0
@@ -412,6 +413,7 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         bench.moment += 11.0
         bench.clients.pulse()  # it still does not read
         assert bench.clients.admitted == 0
+        assert not asyncio.get_running_loop().remove_writer(descriptor), "the next has this number"
         assert bench.of_kind(ClientGone) == [], "nothing of it is open any more"
         assert bench.tally.bytes == 0
 
