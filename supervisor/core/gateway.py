@@ -61,7 +61,6 @@ class Gateway:
         self._state = GatewayState.STARTING
         self._since = 0.0
         self._number = 0
-        self._has_listened = False
         self._pid: int | None = None
         self._ends_in_a_row = 0
         self._crashes_in_a_row = 0
@@ -74,7 +73,6 @@ class Gateway:
             return
         self._number += 1
         self._retry_at = None
-        self._has_listened = False
         self._enter(GatewayState.STARTING, now)
         self._outbox.deadlines.set(Housekeeping.GATEWAY, now + START_LIMIT_S)
         self._outbox.add(StartGateway(number=self._number, address=self._address))
@@ -88,7 +86,6 @@ class Gateway:
         """
         if number == self._number and self._state is GatewayState.STARTING:
             self._pid, self._shown = pid, address
-            self._has_listened = True
             self._enter(GatewayState.LISTENING, now)
             self.beat(number, now)
 
@@ -127,7 +124,7 @@ class Gateway:
         """
         if number != self._number:
             return
-        was_frozen = self._state is GatewayState.FROZEN
+        was_frozen, has_listened = self._state is GatewayState.FROZEN, self._pid is not None
         if self._state is GatewayState.LISTENING and now - self._since >= STABLE_S:
             self._ends_in_a_row = self._crashes_in_a_row = 0
         self._ends_in_a_row += 1
@@ -138,7 +135,7 @@ class Gateway:
         self._enter(GatewayState.CRASH_LOOP if is_loop else GatewayState.BACKOFF, now)
         if is_ending:
             return
-        if self._has_listened and self._ends_in_a_row == 1:
+        if has_listened and self._ends_in_a_row == 1:
             self.start(now)
             return
         # A client that is refused knows more than one that waits for a gateway that does not come.

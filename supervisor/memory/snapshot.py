@@ -168,14 +168,19 @@ class MemorySnapshot:
             repository: which.
             folder: where it is now.
         """
-        looks = await self._estimates.look_at([Place(folder)])
-        place = Place("", repository.repo, repository.revision)
-        self._estimates.know(place, looks[Place(folder)])
+        # With the adapters of each model, which count with it.
+        here = {
+            place: Place(folder, adapters=place.adapters)
+            for name, place in self._places.items()
+            if self._lacking.get(name) == repository
+        }
+        looks = await self._estimates.look_at(here.values())
+        for place, own in here.items():
+            self._estimates.know(place, looks[own])
         for name, lacking in self._lacking.items():
             if lacking == repository:
-                self._places[name] = place
                 launch = replace(self._launches[name], path=folder)
-                self.relaunched(name, launch, self._need_of(launch, place))
+                self.relaunched(name, launch, self._need_of(launch, self._places[name]))
 
     def measured(self, launch: LaunchSettings) -> None:
         """Plan with what a worker with these settings has measured of its model."""

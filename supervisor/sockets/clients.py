@@ -76,7 +76,8 @@ class Client(Connection):
         came_at: when it was accepted.
         open: ids of its requests and commands that have not ended.
         subscription: the id under which it gets changes.
-        is_slow: whether it was given up once; then it only gets terminal messages.
+        is_slow: whether it was given up, and has not read its ends since; it only gets terminal
+            messages then.
     """
 
     __slots__ = ("came_at", "id", "is_slow", "names", "open", "pid", "refusal", "subscription")
@@ -310,6 +311,8 @@ class Clients(Owner[Client]):
             return RemoteError(ErrorCode.OVERLOADED, client.refusal)
         if isinstance(message, Cancel):
             return None
+        if client.is_slow:  # a new stream would lack its pieces
+            return slow_consumer()
         if client.has_open(message.id):
             return duplicate_id(message.id)
         if len(client.open) >= MAX_OPEN_PER_CONNECTION:
@@ -356,8 +359,7 @@ class Clients(Owner[Client]):
     def has_sent(self, connection: Client) -> None:
         """Give one that was slow another chance: it has read its ends."""
         self._fewer_unsent.set()
-        if not connection.has_anything_open:
-            connection.is_slow = False
+        connection.is_slow = False
 
     def has_unsent(self, connection: Client) -> None:
         """Give up those that are owed too much."""

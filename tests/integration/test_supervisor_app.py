@@ -237,7 +237,10 @@ def test_a_worker_that_cannot_be_started_is_a_crash_with_its_reason() -> None:
 def test_a_model_that_a_reload_added_is_planned_for_once_another_was_measured(
     tmp_path: Path,
 ) -> None:
-    """Both needs reach the core together: those of the file before the reload would lack it."""
+    """Both needs reach the core together: those of the file before the reload would lack it.
+
+    The measurement counts although it cannot be kept for the next daemon.
+    """
     for name in ("a", "b"):
         write_folder(tmp_path / name, llama_config(), llama_arrays())
     entries = {n: {"path": str(tmp_path / n), "preload": n == "a"} for n in ("a", "b")}
@@ -258,7 +261,10 @@ def test_a_model_that_a_reload_added_is_planned_for_once_another_was_measured(
         assert (added, (await status(peer, "b"))["needed_bytes"]) == (["b"], needed)
         assert needed > 0
 
-    assert play(body, {"a": entries["a"]}) == 0
+    with short_folder() as folder:
+        (folder / "run").mkdir(0o700)
+        (folder / "run" / "measured.json").mkdir()
+        assert play(body, {"a": entries["a"]}, folder=folder) == 0
 
 
 def test_a_worker_that_was_stopped_is_found_by_its_state_F7(

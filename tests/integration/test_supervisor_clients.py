@@ -400,6 +400,7 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         peer.say(generate("a"))
         peer.say(Subscribe(id=RequestId("s")))
         heard = (await bench.said(2))[0]
+        descriptor = bench.connections[heard.connection].socket.fileno()
         await fill(bench, heard.connection, "a", 2000, "y" * 1000)
         bench.clients.send(heard.connection, EventMessage(id=RequestId("s"), value={}))
         bench.moment += 9.0
@@ -412,6 +413,7 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         bench.moment += 11.0
         bench.clients.pulse()  # it still does not read
         assert bench.clients.admitted == 0
+        assert not asyncio.get_running_loop().remove_writer(descriptor), "the next has this number"
         assert bench.of_kind(ClientGone) == [], "nothing of it is open any more"
         assert bench.tally.bytes == 0
 
@@ -423,6 +425,33 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         await eventually_async(sees_the_end)
         peer.socket.disable_monitor()
         ended.close()
+
+    run(body)
+
+
+def test_a_client_that_was_slow_is_served_whole_streams_once_it_has_read_its_ends() -> None:
+    async def body(bench: Bench) -> None:
+        peer = bench.peer(receive_high_water_mark=1)
+        peer.say(generate("a"))
+        peer.say(Load(id=RequestId("stays open"), model=ModelName("m")))
+        heard = (await bench.said(2))[0]
+        await fill(bench, heard.connection, "a", 3000, "y" * 1000)
+        bench.moment += 11.0
+        bench.clients.pulse()
+        slow = Failed(id="a", error=slow_consumer())
+        bench.clients.send(heard.connection, slow)
+        outbox = bench.connections[heard.connection].outbox
+        owed = len(outbox)
+        peer.say(generate("early"))
+        await eventually_async(lambda: len(outbox) > owed)
+        messages: list[Message] = []
+        while len([one for one in messages if isinstance(one, Failed)]) < 2:
+            messages.append(await peer.hear())
+        assert messages[-2:] == [slow, Failed(id="early", error=slow_consumer())]
+        peer.say(generate("b"))
+        await bench.said(3)
+        bench.clients.send(heard.connection, deltas("b", 0, "piece"))
+        assert await peer.hear() == deltas("b", 0, "piece")
 
     run(body)
 

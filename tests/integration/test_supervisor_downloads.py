@@ -72,12 +72,14 @@ class Played:
         told: what was posted, and each complete repository with its folder, in order.
         logged: lines of the daemon's log, without the pids.
         pids: of the processes, in the order of their starts.
+        reading: waited for before a folder is known; None: nothing is.
     """
 
     def __init__(self, script: str, argv: Sequence[str] | None = None) -> None:
         self.told: list[object] = []
         self.logged: list[Line] = []
         self.pids: list[int] = []
+        self.reading: asyncio.Future[None] | None = None
         self.post: Callable[[object], None] = self.told.append
         log = SimpleNamespace(write=self._log, block=lambda text: self.logged.append((text,)))
         unused: dict[str, Any] = {"folder": None, "record": None, "log": log}
@@ -94,6 +96,8 @@ class Played:
 
     async def found(self, repository: Repository, folder: str) -> None:
         self.told.append((repository, folder))
+        if self.reading is not None:
+            await self.reading
 
     async def until_told(self, count: int = 1) -> None:
         await eventually_async(lambda: len(self.told) >= count, timeout_s=30.0)
@@ -264,6 +268,16 @@ def test_at_the_daemons_end_all_are_gone_and_none_has_failed() -> None:
 
     played = live(says(HALF) + STAYS, scene)
     assert (played.told, played.logged) == ([said(HALF)], [STARTED])
+
+
+def test_folder_that_is_being_read_does_not_hold_up_the_end() -> None:
+    async def scene(played: Played) -> None:
+        played.reading = reading = asyncio.get_running_loop().create_future()
+        await played.until_told()
+        await played.keeper.end()
+        assert reading.cancelled()
+
+    assert live(says(DONE), scene).told == FOUND[:1]
 
 
 def test_process_that_cannot_be_killed_does_not_hold_up_the_end(

@@ -27,6 +27,7 @@ from mlxsup.protocol.client_messages import (
     Reply,
     Unload,
 )
+from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.worker_messages import Exit
@@ -308,6 +309,19 @@ def test_a_dry_run_of_a_wrong_file_is_no_refused_reload() -> None:
         assert "taste" in await reload(stage)
         await stage.logged("ERROR reload refused problems=2\n")
         assert stage.log().count("reload refused") == 1
+
+    assert play(body, {"a": LAZY}) == 0
+
+
+def test_a_reload_changes_how_many_connections_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "room_for", lambda models, files, connected: connected)
+
+    async def body(stage: Stage) -> None:
+        before = stage.peer()
+        await before.ask(Reload(id=RequestId("r")), Reply)
+        refused = await stage.peer().ask(Ping(id=RequestId("p")), Failed)
+        assert refused.error.code is ErrorCode.OVERLOADED
+        await before.ask(Ping(id=RequestId("p")), Reply)
 
     assert play(body, {"a": LAZY}) == 0
 

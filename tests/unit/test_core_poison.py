@@ -95,13 +95,15 @@ def test_quarantine_lasts_an_hour_and_ends_all_that_send_the_same() -> None:
     driver = engine_of(1)
     driver.ask("one", body=b"poison")
     driver.ask("two", body=b"poison")
+    driver.ask("paused", body=b"poison")
+    driver.pause("paused")
     crash(driver)
     crash(driver)
     driver.ask("innocent", body=b"innocent")
     driver.exit(signal="SIGSEGV")
-    assert driver.errors() == {"one": "quarantined", "two": "quarantined"}
+    assert driver.errors() == dict.fromkeys(("one", "two", "paused"), "quarantined")
     driver.come_up()
-    assert driver.dispatched() == [3]
+    assert driver.dispatched() == [4]
     driver.ask("three", body=b"poison")
     [failed] = driver.sent(Failed)
     assert failed.error.code == ErrorCode.QUARANTINED

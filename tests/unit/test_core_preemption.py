@@ -122,7 +122,9 @@ PREEMPTIONS: dict[str, tuple[int, str]] = {
     ),
     "a row that leaves anyway is enough": (2, "cancel r1; urgent now -> pauses=[]"),
     "a request beyond max_running preempts no row": (
-        3, "urgent now1 client=one -> pauses=[3]; urgent now2 client=one -> pauses=[]",
+        3,
+        "urgent now1 client=one -> pauses=[3]; urgent now2 client=one -> pauses=[];"
+        " row_left 3 -> dispatched=[4] & pauses=[]; urgent now3 client=one -> pauses=[]",
     ),
     "the time counts afresh after a return": (
         1,

@@ -35,7 +35,7 @@ from mlxsup.supervisor.workers.orphans import WorkerRecord, live_workers
 from support.core.driver import entry
 from support.daemon.estimates_here import estimated, estimates_here
 from support.gateway.key_place import place_in
-from support.models.safetensors_files import llama_arrays, llama_config, write_folder
+from support.models.safetensors_files import llama_arrays, llama_config, write_folder, write_weights
 
 __all__ = ["estimates_here"]
 
@@ -222,6 +222,22 @@ def test_a_download_is_read_for_the_models_that_lacked_it(
     Path(folder).rename(desk.folder / "gone")
     desk.memory.measured(replace(launch, path=folder))
     assert desk.memory.needs == {MODEL: replace(need, raised_bytes=50)}
+    desk.logged()
+
+
+def test_adapters_count_with_a_download(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(desk.folder / "hub"))
+    (desk.folder / "poet").mkdir()
+    write_weights(desk.folder / "poet" / "adapters.safetensors", llama_arrays())
+    plain = LaunchSettings(path=str(desk.folder / "nowhere"))
+    adapted = replace(plain, adapters={"poet": str(desk.folder / "poet")})
+    desk.adopt(lacking(MODEL, plain, ONE), lacking(OTHER, adapted, ONE))
+    folder = desk.model_folder()
+    asyncio.run(desk.memory.found(ONE, folder))
+    needs = desk.memory.needs
+    assert needs[OTHER].weights.size_bytes > needs[MODEL].weights.size_bytes
+    loaded = fingerprint(stamp(Path(folder), adapted.adapters.values()))
+    assert desk.memory.outdated(replace(adapted, path=folder), loaded) == []
     desk.logged()
 
 

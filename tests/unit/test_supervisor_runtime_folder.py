@@ -96,6 +96,18 @@ def test_a_second_claim_names_the_first_and_leaves_everything_as_it_was_P19(fold
     RuntimeFolder.claim(folder).close()
 
 
+def test_a_folder_that_was_removed_is_held_again_by_one_lock_P19(folder: Path) -> None:
+    claimed = RuntimeFolder.claim(folder)
+    files = len(os.listdir("/dev/fd"))
+    shutil.rmtree(folder)
+    assert not claimed.is_held
+    claimed.hold_again()
+    assert (claimed.is_held, len(os.listdir("/dev/fd"))) == (True, files)
+    with pytest.raises(AlreadyRunningError):
+        RuntimeFolder.claim(folder)
+    claimed.close()
+
+
 def test_of_many_claims_at_once_one_succeeds_P19(folder: Path) -> None:
     held: list[RuntimeFolder] = []
     refused: list[int | None] = []
