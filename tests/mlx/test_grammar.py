@@ -170,27 +170,38 @@ ENDLESS = LINK | {"$defs": {"n": {"type": "object", "properties": {"c": LINK}, "
 DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(400):
     DEEP = {"type": "object", "properties": {"a": DEEP}, "required": ["a"]}
-IMPOSSIBLE: list[dict[str, Any]] = [
-    of_schema({"type": "nonsense"}),
-    of_schema({"type": "string", "minLength": 5, "maxLength": 2}),
-    of_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}),
-    of_schema({"enum": []}),
-    of_schema({"$ref": "#/missing"}),
-    {"type": "regex", "regex": "(("},
-    {"type": "regex", "regex": "()"},
+
+
+def of_regex(pattern: str) -> dict[str, Any]:
+    return {"type": "regex", "regex": pattern}
+
+
+NOTHING = ": nothing can match it"
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    (of_schema({"type": "nonsense"}), "nonsense"),
+    (of_schema({"type": "string", "minLength": 5, "maxLength": 2}), "minLength (5) is greater"),
+    (of_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}), "incompatible types"),
+    (of_schema({"enum": []}), "is empty"),
+    (of_schema({"$ref": "#/missing"}), "'/missing' does not exist"),
+    (of_regex("(("), ": a regular expression: unclosed group"),
+    (of_regex("()"), "empty answer"),
+    (of_regex("(?=a)b"), "look-around"),
+    (of_regex(r"\bfoo"), "look-around"),
     # Those that break where every answer goes.
-    of_schema(ENDLESS),
-    of_schema({"$ref": "#"}),
-    of_schema(LINK | {"$defs": {"n": {"$ref": "#/$defs/m"}, "m": LINK}}),
-    of_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}),
-    of_schema(DEEP),
-    {"type": "regex", "regex": r"[^\s\S]"},
+    (of_schema(ENDLESS), "Too many items"),
+    (of_schema({"$ref": "#"}), NOTHING),
+    (of_schema(LINK | {"$defs": {"n": {"$ref": "#/$defs/m"}, "m": LINK}}), NOTHING),
+    (of_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}), "property 'a'"),
+    (of_schema(DEEP), "nested too deeply"),
+    (of_regex(r"[^\s\S]"), NOTHING),
 ]
 
 
-@pytest.mark.parametrize("response_format", IMPOSSIBLE, ids=lambda form: str(form)[:80])
-def test_an_impossible_form_is_the_requests_own_error_C7(
-    worker: LoopDriver, response_format: dict[str, Any]
+@pytest.mark.parametrize(
+    ("response_format", "why"), IMPOSSIBLE, ids=[str(form)[:80] for form, _ in IMPOSSIBLE]
+)
+def test_an_impossible_form_is_the_requests_own_error_and_says_why_C7(
+    worker: LoopDriver, response_format: dict[str, Any], why: str
 ) -> None:
     good = worker.dispatch(prompt="fine", max_tokens=4)
     bad = worker.dispatch(prompt="x", response_format=response_format)
@@ -200,7 +211,10 @@ def test_an_impossible_form_is_the_requests_own_error_C7(
     assert answers[1].error.code == "invalid_request"
     assert answers[1].error.detail["parameter"] == "response_format"
     assert answers[1].tokens == []
-    assert "<state>" not in answers[1].error.message
+    message = answers[1].error.message
+    assert message.startswith("no answer can fit response_format: ")
+    assert why in message
+    assert "<state>" not in message
 
 
 @pytest.mark.parametrize(
