@@ -23,9 +23,10 @@ from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.delta import read_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import Channel
 from mlxsup.protocol.worker_messages import Acceptance, Rejected, Render, Rendered, Resume
-from mlxsup.worker.engine import Prompt, StepResult
+from mlxsup.worker.engine import Picture, Prompt, StepResult
 from mlxsup.worker.engines.fake.text import TOKEN_BYTES, FakeTextCodec, encode_text
 from mlxsup.worker.rendering import TOKENS_PER_TURN, Rendering
 from mlxsup.worker.text.chat_messages import (
@@ -273,6 +274,35 @@ def test_a_resumed_request_is_not_encoded_again_F10(text: Text) -> None:
     assert result.body == RequestBody(prompt_tokens=[5, 6], max_tokens=9, stop=["z"], seed=7)
     assert result.resume is resume
     assert text.codec.seen == []
+
+
+@pytest.mark.parametrize("tokens", [[5, 6], [5, 7]])
+def test_a_resumed_prompt_reads_its_pictures_again_and_ends_if_they_are_others_F10(
+    text: Text, monkeypatch: pytest.MonkeyPatch, tokens: list[int]
+) -> None:
+    acceptance = Acceptance(
+        prompt_tokens=pack_tokens([5, 6]), opening="", parameters={}, seed=7, fingerprint="f",
+        needs_body=True,
+    )  # fmt: skip
+    seen = Prompt(tokens=tokens, pictures=(Picture(begin=0, tokens=(5,), digest=b"d", arrays={}),))
+    monkeypatch.setattr(text.codec, "encode", lambda body: seen)
+    body = encode_body(RequestBody(prompt="p"))
+    text.threads.submit(A, body, Resume(acceptance=acceptance, delivered=b""))
+    if tokens == [5, 6]:
+        assert text.tokenised().prompt == seen
+    else:
+        assert text.refused().code is ErrorCode.WORKER_CRASHED
+
+
+def test_a_resumed_request_for_vectors_has_its_texts_as_they_were_split(text: Text) -> None:
+    acceptance = Acceptance(
+        prompt_tokens=pack_tokens([5, 6, 7]), opening="", parameters={"lengths": [1, 2]}, seed=0,
+        fingerprint="f",
+    )  # fmt: skip
+    text.threads.submit(A, b"unread", Resume(acceptance=acceptance, delivered=b""))
+    result = text.tokenised()
+    assert result.prompt == Prompt(tokens=[5, 6, 7], lengths=(1, 2))
+    assert result.body == PoolingBody(texts=[[5], [6, 7]])
 
 
 def test_a_form_is_compiled_if_one_is_asked_for(text: Text) -> None:
