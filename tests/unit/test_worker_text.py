@@ -201,6 +201,15 @@ def test_a_forgotten_request_is_not_begun_G5(text: Text) -> None:
     assert text.codec.seen == ["first", "third"]
 
 
+def test_a_forgotten_long_request_is_not_begun_either_G5(text: Text) -> None:
+    for_long = text.hold_with_a_long_one()
+    text.submit(B, long_prompt())
+    text.threads.forget(B)
+    text.submit(C, long_prompt())
+    for_long.gate.set()
+    assert [result.key for result in text.results(2)] == [A, C]
+
+
 def test_small_and_long_prompts_never_wait_for_each_other_G7(text: Text) -> None:
     for_long = text.hold_with_a_long_one()
     text.submit(B, long_prompt())
