@@ -80,6 +80,7 @@ def test_streamed_text_is_the_text_G7(text: MlxText, demo_text: MlxText, written
     """By the bytes of each token, by the general detokenizer, and by another thread's twin."""
     twin = demo_text.twin()
     assert twin.inner_tokenizer is not demo_text.inner_tokenizer
+    assert twin.grammars is not demo_text.grammars
     asked = body(messages=[{"role": "user", "content": written}])
     assert twin.encode(asked) == demo_text.encode(asked)
     for codec in (text, demo_text, twin):

@@ -648,7 +648,8 @@ def test_what_is_no_text_is_marked_but_in_the_clients_last_message(kind: str, ma
             without_media([answered, picture, *end])
     picture["content"][1] = part | {"at": "input[7]"}
     with pytest.raises(RemoteError, match=r"^input\[7\]: this model does not take ") as caught:
-        without_media([picture])
+        without_media([picture], "install it")
+    assert caught.value.message.endswith("; install it" if mark == "image" else "; send text")
     assert caught.value.detail == {"parameter": "input[7]"}
 
 
