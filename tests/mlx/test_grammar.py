@@ -17,12 +17,17 @@ from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.grammar import MAX_KEPT, GrammarCompiler, RowGrammar
 
 from support.core.forms import SCHEMAS, check, of_schema
+from support.daemon.paused_answers import answer_with_pauses, assert_same
 from support.models.demo_model import demo_model_folder
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import LoopDriver, check_every_resume
 from support.worker.mlx_rows import check_no_row_is_left, driven_engine
 
 pytestmark = pytest.mark.mlx
+
+
+def of_regex(pattern: str) -> dict[str, Any]:
+    return {"type": "regex", "regex": pattern}
 
 
 @pytest.fixture(scope="module")
@@ -170,10 +175,6 @@ ENDLESS = LINK | {"$defs": {"n": {"type": "object", "properties": {"c": LINK}, "
 DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(400):
     DEEP = {"type": "object", "properties": {"a": DEEP}, "required": ["a"]}
-
-
-def of_regex(pattern: str) -> dict[str, Any]:
-    return {"type": "regex", "regex": pattern}
 
 
 NOTHING = ": nothing can match it"
@@ -325,6 +326,10 @@ def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
         assert answer.finish is FinishReason.STOP
     assert len({answer.text.count("-") for answer in answers}) > 3
     check_every_resume(worker, answers[0])
+    for seed, keep in enumerate((True, False)):
+        asked: dict[str, Any] = {"temperature": 1.5, "seed": seed, "response_format": form}
+        paused = answer_with_pauses(worker, 1, keep=keep, prompt="x", **asked)
+        assert_same(paused, answers[seed])
     assert not worker.engine.row_count()
 
 
