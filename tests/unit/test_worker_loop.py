@@ -215,6 +215,7 @@ def test_before_a_step_the_board_says_all_of_it_F5(
 
     monkeypatch.setattr(bench.engine, "step", look)
     bench.engine.results = [StepResult(), StepResult(tokens=[x(A)])]
+    bench.engine.kept = {B: 4}
     bench.dispatch(A)
     bench.prepare(A)
     for _ in range(3):
@@ -224,6 +225,7 @@ def test_before_a_step_the_board_says_all_of_it_F5(
     ]  # fmt: skip
     assert seen[0].predicted_s == 0.75
     assert (seen[0].active_bytes, seen[0].cache_bytes, seen[0].peak_bytes) == (1, 2, 3)
+    assert (seen[0].kept_bytes, seen[0].prefix_bytes) == (4, 5)
     assert (seen[0].phase_s, seen[0].requests, seen[0].sent) == (0.0, 1, 1)
 
 

@@ -830,7 +830,8 @@ def asked(text: str, *, number: int = 1, **parameters: Any) -> Render:
 def rendering() -> tuple[Rendering, list[Rendered]]:
     sent: list[Rendered] = []
     engine: Any = SimpleNamespace(text=FakeTextCodec())
-    return Rendering(engine, FACTS, sent.append), sent
+    facts = replace(FACTS, adapters={"one": "f with one"})
+    return Rendering(engine, facts, sent.append), sent
 
 
 def shown(answer: Rendered) -> list[tuple[Channel, str]]:
@@ -882,6 +883,13 @@ def test_a_long_answer_takes_several_turns_and_later_ones_wait() -> None:
     assert turns == [0, 0, 1, 2]
     assert [answer.number for answer in sent] == [1, 2]
     assert shown(sent[0]) == [(Channel.CONTENT, "x" * (2 * TOKENS_PER_TURN + 1))]
+
+
+def test_an_answer_with_an_adapter_is_rendered() -> None:
+    work, sent = rendering()
+    work.begin(replace(asked("x"), fingerprint="f with one"))
+    work.advance()
+    assert shown(sent[0]) == [(Channel.CONTENT, "x")]
 
 
 def test_an_answer_of_another_engine_or_another_version_is_not_rendered() -> None:
