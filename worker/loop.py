@@ -212,7 +212,6 @@ class StepLoop:
         if key in self.open_keys:
             raise LinkBrokenError(f"request {key} was dispatched twice")
         if key in self._cancelled_early:
-            self._cancelled_early.remove(key)
             self._running.end(RowDelta(key=key, finish=FinishReason.CANCELLED))
             return
         changed = None if resume is None else check_resume(resume, self._facts, message.adapter)

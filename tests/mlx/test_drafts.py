@@ -848,14 +848,15 @@ def test_a_pause_in_the_first_pass_is_forgotten_soon() -> None:
     assert choose(pacer) == 1
 
 
-def test_a_row_whose_expected_tokens_do_not_come_reads_no_guess(
-    folder: Path, plain: Answers
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_row_reads_guesses_only_if_its_expected_tokens_have_come(
+    folder: Path, plain: Answers, comes: bool
 ) -> None:
     row = rows_of()[0]
 
     def follow(self: NgramIndex, tokens: Sequence[int], pending: Sequence[int]) -> list[Any]:
-        self.place = GRAM
-        return [(GRAM, False)]
+        self.place = self.length = GRAM
+        return [(GRAM, comes)]
 
     with (
         loaded_engine(folder, drafts="ngram") as engine,
@@ -864,7 +865,7 @@ def test_a_row_whose_expected_tokens_do_not_come_reads_no_guess(
         run = Counted(engine)
         engine.insert(row)
         check_same(run.run(), {0: plain[0]}, 0.0)
-    assert run.read == 0
+    assert bool(run.read) is comes
 
 
 def test_guesses_begin_behind_a_pending_token_that_is_not_known_yet(

@@ -23,6 +23,7 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.worker.engine import BadLaunchError, BadModelError, EngineFacts, Rank, Row
 from mlxsup.worker.engines.mlx import embedding, encoders
 from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, pass_memory
+from mlxsup.worker.engines.mlx.embedding_text import EmbeddingText
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.opening import open_engine
@@ -497,6 +498,19 @@ def test_makers_words_stand_before_a_text(tmp_path: Path) -> None:
     assert asked == pytest.approx(loaded.vectors(["what is tide"])[0], abs=1e-6)
     assert said == pytest.approx(loaded.vectors(["river tide"])[0], abs=1e-6)
     assert plain not in (asked, said)
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"default_prompt_name": "query"}))
+    assert Loaded(folder).vectors(["tide"])[0] == pytest.approx(asked, abs=1e-6)
+
+
+def test_the_codec_of_another_thread_reads_texts_while_this_one_does(bert: Loaded) -> None:
+    text = bert.engine.text
+    assert isinstance(text, EmbeddingText)
+    asked = PoolingBody(texts=["Tide moss"])
+    twin, expected = text.twin(), text.encode_texts(asked)
+    with text._in_use:
+        assert not twin._in_use.locked()
+        assert twin.encode_texts(asked) == expected
 
 
 def test_pooling_of_an_entry_makes_an_embedding_model(tmp_path: Path) -> None:

@@ -17,12 +17,17 @@ from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.grammar import MAX_KEPT, GrammarCompiler, RowGrammar
 
 from support.core.forms import SCHEMAS, check, of_schema
+from support.daemon.paused_answers import answer_with_pauses, assert_same
 from support.models.demo_model import demo_model_folder
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import LoopDriver, check_every_resume
 from support.worker.mlx_rows import check_no_row_is_left, driven_engine
 
 pytestmark = pytest.mark.mlx
+
+
+def of_regex(pattern: str) -> dict[str, Any]:
+    return {"type": "regex", "regex": pattern}
 
 
 @pytest.fixture(scope="module")
@@ -170,27 +175,34 @@ ENDLESS = LINK | {"$defs": {"n": {"type": "object", "properties": {"c": LINK}, "
 DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(400):
     DEEP = {"type": "object", "properties": {"a": DEEP}, "required": ["a"]}
-IMPOSSIBLE: list[dict[str, Any]] = [
-    of_schema({"type": "nonsense"}),
-    of_schema({"type": "string", "minLength": 5, "maxLength": 2}),
-    of_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}),
-    of_schema({"enum": []}),
-    of_schema({"$ref": "#/missing"}),
-    {"type": "regex", "regex": "(("},
-    {"type": "regex", "regex": "()"},
+
+
+NOTHING = ": nothing can match it"
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    (of_schema({"type": "nonsense"}), "nonsense"),
+    (of_schema({"type": "string", "minLength": 5, "maxLength": 2}), "minLength (5) is greater"),
+    (of_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}), "incompatible types"),
+    (of_schema({"enum": []}), "is empty"),
+    (of_schema({"$ref": "#/missing"}), "'/missing' does not exist"),
+    (of_regex("(("), ": a regular expression: unclosed group"),
+    (of_regex("()"), "empty answer"),
+    (of_regex("(?=a)b"), "look-around"),
+    (of_regex(r"\bfoo"), "look-around"),
     # Those that break where every answer goes.
-    of_schema(ENDLESS),
-    of_schema({"$ref": "#"}),
-    of_schema(LINK | {"$defs": {"n": {"$ref": "#/$defs/m"}, "m": LINK}}),
-    of_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}),
-    of_schema(DEEP),
-    {"type": "regex", "regex": r"[^\s\S]"},
+    (of_schema(ENDLESS), "Too many items"),
+    (of_schema({"$ref": "#"}), NOTHING),
+    (of_schema(LINK | {"$defs": {"n": {"$ref": "#/$defs/m"}, "m": LINK}}), NOTHING),
+    (of_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}), "property 'a'"),
+    (of_schema(DEEP), "nested too deeply"),
+    (of_regex(r"[^\s\S]"), NOTHING),
 ]
 
 
-@pytest.mark.parametrize("response_format", IMPOSSIBLE, ids=lambda form: str(form)[:80])
-def test_an_impossible_form_is_the_requests_own_error_C7(
-    worker: LoopDriver, response_format: dict[str, Any]
+@pytest.mark.parametrize(
+    ("response_format", "why"), IMPOSSIBLE, ids=[str(form)[:80] for form, _ in IMPOSSIBLE]
+)
+def test_an_impossible_form_is_the_requests_own_error_and_says_why_C7(
+    worker: LoopDriver, response_format: dict[str, Any], why: str
 ) -> None:
     good = worker.dispatch(prompt="fine", max_tokens=4)
     bad = worker.dispatch(prompt="x", response_format=response_format)
@@ -200,7 +212,10 @@ def test_an_impossible_form_is_the_requests_own_error_C7(
     assert answers[1].error.code == "invalid_request"
     assert answers[1].error.detail["parameter"] == "response_format"
     assert answers[1].tokens == []
-    assert "<state>" not in answers[1].error.message
+    message = answers[1].error.message
+    assert message.startswith("no answer can fit response_format: ")
+    assert why in message
+    assert "<state>" not in message
 
 
 @pytest.mark.parametrize(
@@ -311,6 +326,10 @@ def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
         assert answer.finish is FinishReason.STOP
     assert len({answer.text.count("-") for answer in answers}) > 3
     check_every_resume(worker, answers[0])
+    for seed, keep in enumerate((True, False)):
+        asked: dict[str, Any] = {"temperature": 1.5, "seed": seed, "response_format": form}
+        paused = answer_with_pauses(worker, 1, keep=keep, prompt="x", **asked)
+        assert_same(paused, answers[seed])
     assert not worker.engine.row_count()
 
 

@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.worker.engine import BadModelError, Detokenizer, Prompt
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.text import (
@@ -56,6 +57,15 @@ def demo_text() -> MlxText:
     return load_text(demo_model_folder(), eos_token_ids=2, vocabulary_size=49152)
 
 
+@pytest.mark.parametrize(("query", "asked"), [(None, "embeddings"), ("q", "rankings")])
+def test_a_model_that_writes_refuses_texts_for_vectors(
+    text: MlxText, query: str | None, asked: str
+) -> None:
+    with pytest.raises(RemoteError, match=f"makes text, not {asked}: send a chat") as caught:
+        text.encode_texts(PoolingBody(texts=["a"], query=query))
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
 def stream(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
     pieces = [detokenizer.add(token) for token in tokens]
     return [*pieces, detokenizer.finish()]
@@ -70,6 +80,7 @@ def test_streamed_text_is_the_text_G7(text: MlxText, demo_text: MlxText, written
     """By the bytes of each token, by the general detokenizer, and by another thread's twin."""
     twin = demo_text.twin()
     assert twin.inner_tokenizer is not demo_text.inner_tokenizer
+    assert twin.grammars is not demo_text.grammars
     asked = body(messages=[{"role": "user", "content": written}])
     assert twin.encode(asked) == demo_text.encode(asked)
     for codec in (text, demo_text, twin):

@@ -172,6 +172,7 @@ def test_programs_that_compact_their_history_find_their_words(looked_for: str) -
     ("asked", "max_tokens"),
     [
         ({"tokens": 9}, 1),
+        ({"tokens": 10, "max_tokens": 0}, 0),
         ({"max_tokens": 6}, 6),
         ({"max_tokens": 7, "cap_max_tokens": True}, 6),
         ({"max_tokens": 5, "cap_max_tokens": True}, 5),

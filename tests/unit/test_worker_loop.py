@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import FinishReason, RowState, WorkerPhase
 from mlxsup.protocol.worker_messages import (
     Acceptance,
@@ -31,11 +32,18 @@ from mlxsup.protocol.worker_messages import (
     RowDrafts,
     Step,
 )
-from mlxsup.worker.engine import Guessed, RowPrefill, StepResult, WorkerFaultError
+from mlxsup.worker.engine import (
+    Guessed,
+    Prompt,
+    RowPrefill,
+    RowToken,
+    StepResult,
+    WorkerFaultError,
+)
 from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.text.grammar import Grammar
-from mlxsup.worker.text_threads import Refused
+from mlxsup.worker.text_threads import Refused, Tokenised
 from mlxsup.worker.tokenising import StuckPreprocessingError
 
 from support.worker.turn_bench import FACTS, STEP_TIMEOUT_S, A, B, Bench, C, D, X, x
@@ -151,6 +159,50 @@ def test_the_first_token_says_how_it_was_picked_what_was_cached_and_how_long_the
     ]  # fmt: skip
 
 
+def test_tokens_that_another_prompt_has_read_for_a_row_are_told_as_cached(bench: Bench) -> None:
+    bench.start(A)
+    bench.give(prefill=[RowPrefill(key=A, done=3, total=3, known=2)])
+    bench.turn()
+    bench.give(x(A))
+    assert [row.cached_tokens for row in bench.rows()] == [2]
+
+
+@pytest.mark.parametrize("delivered", [[], [1]])
+def test_a_request_for_vectors_gets_those_that_it_does_not_have(
+    bench: Bench, delivered: list[int]
+) -> None:
+    body = PoolingBody(texts=["a", "bc"], dimensions=4)
+    prompt = Prompt(tokens=[5, 6, 7], lengths=(1, 2))
+    resume = resume_of(delivered=0)
+    resume = replace(resume, delivered=pack_tokens(delivered)) if delivered else None
+    bench.dispatch(A, resume=resume)
+    bench.around.ready.append(
+        Tokenised(key=A, body=body, prompt=prompt, tokenize_s=0.0, resume=resume)
+    )
+    accepted, _ = bench.turn()
+    assert isinstance(accepted, Accepted)
+    made = accepted.acceptance
+    if resume is None:
+        assert (made.prompt_tokens, made.fingerprint) == (pack_tokens([5, 6, 7]), "f")
+        assert made.parameters == {"dimensions": 4, "lengths": [1, 2]}
+    else:
+        assert made == resume.acceptance
+    row = bench.engine.rows[A]
+    assert (row.lengths, row.dimensions, row.delivered) == ((1, 2), 4, delivered)
+    bench.now += 1.5
+    left = [number for number in (1, 0) if number not in delivered]
+    bench.give(*[RowToken(key=A, token=number, vector=b"v") for number in left])
+    assert bench.rows() == [
+        RowDelta(
+            key=A, tokens=pack_tokens([number]), vector=b"v",
+            prefill_s=1.5 if number == left[0] else None,
+            finish=STOP if number == 0 else None,
+        )
+        for number in left
+    ]  # fmt: skip
+    assert bench.loop.open_keys == frozenset()
+
+
 def test_before_a_step_the_board_says_all_of_it_F5(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +215,7 @@ def test_before_a_step_the_board_says_all_of_it_F5(
 
     monkeypatch.setattr(bench.engine, "step", look)
     bench.engine.results = [StepResult(), StepResult(tokens=[x(A)])]
+    bench.engine.kept = {B: 4}
     bench.dispatch(A)
     bench.prepare(A)
     for _ in range(3):
@@ -172,6 +225,7 @@ def test_before_a_step_the_board_says_all_of_it_F5(
     ]  # fmt: skip
     assert seen[0].predicted_s == 0.75
     assert (seen[0].active_bytes, seen[0].cache_bytes, seen[0].peak_bytes) == (1, 2, 3)
+    assert (seen[0].kept_bytes, seen[0].prefix_bytes) == (4, 5)
     assert (seen[0].phase_s, seen[0].requests, seen[0].sent) == (0.0, 1, 1)
 
 

@@ -312,6 +312,8 @@ def test_the_memory_of_another_budget_is_that_after_it_came(held: list[int]) -> 
     bench.around.inbox.append(SetBudget(number=1, rows_bytes=100))
     assert step(bench) == (20, 2)
     assert bench.board.beat().budget == 1
+    held[0] = 30
+    assert step(bench)[0] == 20, "looked at once, as without a budget"
 
 
 HELD = EngineBytes(active=600, cache=100, peak=9000)

@@ -144,18 +144,6 @@ def test_request_with_all_its_vectors_needs_no_pass() -> None:
     assert of(row([1, 2], delivered=[1])).replay(whole) is None
 
 
-def test_the_last_of_its_vectors_ends_a_request() -> None:
-    running = of(row([1, 2]))
-    ends = [
-        delta.finish
-        for number in (1, 0)
-        for delta in running.advance(
-            RowToken(key=KEY, token=number, vector=pack_vector([1.0])), 1.0
-        )
-    ]
-    assert ends == [None, FinishReason.STOP]
-
-
 @pytest.mark.parametrize("alike", [False, True])
 def test_passes_take_every_text_once_and_keep_to_the_budget(alike: bool) -> None:
     waiting = [_Texts.of(row([1 + (7 * n * k) % 90 for n in range(50)])) for k in (1, 3, 5)]

@@ -23,9 +23,10 @@ from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.delta import read_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import Channel
 from mlxsup.protocol.worker_messages import Acceptance, Rejected, Render, Rendered, Resume
-from mlxsup.worker.engine import Prompt, StepResult
+from mlxsup.worker.engine import Picture, Prompt, StepResult
 from mlxsup.worker.engines.fake.text import TOKEN_BYTES, FakeTextCodec, encode_text
 from mlxsup.worker.rendering import TOKENS_PER_TURN, Rendering
 from mlxsup.worker.text.chat_messages import (
@@ -200,6 +201,15 @@ def test_a_forgotten_request_is_not_begun_G5(text: Text) -> None:
     assert text.codec.seen == ["first", "third"]
 
 
+def test_a_forgotten_long_request_is_not_begun_either_G5(text: Text) -> None:
+    for_long = text.hold_with_a_long_one()
+    text.submit(B, long_prompt())
+    text.threads.forget(B)
+    text.submit(C, long_prompt())
+    for_long.gate.set()
+    assert [result.key for result in text.results(2)] == [A, C]
+
+
 def test_small_and_long_prompts_never_wait_for_each_other_G7(text: Text) -> None:
     for_long = text.hold_with_a_long_one()
     text.submit(B, long_prompt())
@@ -273,6 +283,35 @@ def test_a_resumed_request_is_not_encoded_again_F10(text: Text) -> None:
     assert result.body == RequestBody(prompt_tokens=[5, 6], max_tokens=9, stop=["z"], seed=7)
     assert result.resume is resume
     assert text.codec.seen == []
+
+
+@pytest.mark.parametrize("tokens", [[5, 6], [5, 7]])
+def test_a_resumed_prompt_reads_its_pictures_again_and_ends_if_they_are_others_F10(
+    text: Text, monkeypatch: pytest.MonkeyPatch, tokens: list[int]
+) -> None:
+    acceptance = Acceptance(
+        prompt_tokens=pack_tokens([5, 6]), opening="", parameters={}, seed=7, fingerprint="f",
+        needs_body=True,
+    )  # fmt: skip
+    seen = Prompt(tokens=tokens, pictures=(Picture(begin=0, tokens=(5,), digest=b"d", arrays={}),))
+    monkeypatch.setattr(text.codec, "encode", lambda body: seen)
+    body = encode_body(RequestBody(prompt="p"))
+    text.threads.submit(A, body, Resume(acceptance=acceptance, delivered=b""))
+    if tokens == [5, 6]:
+        assert text.tokenised().prompt == seen
+    else:
+        assert text.refused().code is ErrorCode.WORKER_CRASHED
+
+
+def test_a_resumed_request_for_vectors_has_its_texts_as_they_were_split(text: Text) -> None:
+    acceptance = Acceptance(
+        prompt_tokens=pack_tokens([5, 6, 7]), opening="", parameters={"lengths": [1, 2]}, seed=0,
+        fingerprint="f",
+    )  # fmt: skip
+    text.threads.submit(A, b"unread", Resume(acceptance=acceptance, delivered=b""))
+    result = text.tokenised()
+    assert result.prompt == Prompt(tokens=[5, 6, 7], lengths=(1, 2))
+    assert result.body == PoolingBody(texts=[[5], [6, 7]])
 
 
 def test_a_form_is_compiled_if_one_is_asked_for(text: Text) -> None:
@@ -609,7 +648,8 @@ def test_what_is_no_text_is_marked_but_in_the_clients_last_message(kind: str, ma
             without_media([answered, picture, *end])
     picture["content"][1] = part | {"at": "input[7]"}
     with pytest.raises(RemoteError, match=r"^input\[7\]: this model does not take ") as caught:
-        without_media([picture])
+        without_media([picture], "install it")
+    assert caught.value.message.endswith("; install it" if mark == "image" else "; send text")
     assert caught.value.detail == {"parameter": "input[7]"}
 
 
@@ -790,7 +830,8 @@ def asked(text: str, *, number: int = 1, **parameters: Any) -> Render:
 def rendering() -> tuple[Rendering, list[Rendered]]:
     sent: list[Rendered] = []
     engine: Any = SimpleNamespace(text=FakeTextCodec())
-    return Rendering(engine, FACTS, sent.append), sent
+    facts = replace(FACTS, adapters={"one": "f with one"})
+    return Rendering(engine, facts, sent.append), sent
 
 
 def shown(answer: Rendered) -> list[tuple[Channel, str]]:
@@ -842,6 +883,13 @@ def test_a_long_answer_takes_several_turns_and_later_ones_wait() -> None:
     assert turns == [0, 0, 1, 2]
     assert [answer.number for answer in sent] == [1, 2]
     assert shown(sent[0]) == [(Channel.CONTENT, "x" * (2 * TOKENS_PER_TURN + 1))]
+
+
+def test_an_answer_with_an_adapter_is_rendered() -> None:
+    work, sent = rendering()
+    work.begin(replace(asked("x"), fingerprint="f with one"))
+    work.advance()
+    assert shown(sent[0]) == [(Channel.CONTENT, "x")]
 
 
 def test_an_answer_of_another_engine_or_another_version_is_not_rendered() -> None:

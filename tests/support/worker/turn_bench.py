@@ -128,7 +128,7 @@ class Engine:
         return self.pass_s if tokens <= self.cheap_tokens else 0.0
 
     def bytes_held(self) -> EngineBytes:
-        return EngineBytes(active=1, cache=2, peak=3, kept=sum(self.kept.values()))
+        return EngineBytes(active=1, cache=2, peak=3, kept=sum(self.kept.values()), prefix=5)
 
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         if keeps_prefixes:
