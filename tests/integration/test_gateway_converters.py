@@ -163,6 +163,25 @@ def test_a_converter_ends_for_want_of_work_and_not_while_it_has_some(
     asyncio.run(run())
 
 
+def test_client_that_leaves_the_line_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONVERTERS", 1)
+    monkeypatch.setattr(limits, "MAX_WAITING_BODIES", 1)
+    process = mock.Mock(returncode=None)
+    monkeypatch.setattr(Converter, "start", mock.AsyncMock(return_value=Converter(process)))
+
+    async def run() -> None:
+        kept = Converters()
+        async with kept.one():
+            for _ in range(3):
+                waiting = asyncio.create_task(kept.one().__aenter__())
+                await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                assert waiting.cancelled(), "and was not refused"
+
+    asyncio.run(run())
+
+
 # ---------------------------------------------------------------- one that fails
 
 

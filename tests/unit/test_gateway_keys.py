@@ -114,6 +114,9 @@ def test_new_and_revoked_keys_count_with_the_next_look(place: KeyPlace) -> None:
     revoke_key(place, "first")
     site = Site(PlayedDaemon(), keys=keys)
     assert ask(site, x_api_key=first).error["code"] == "invalid_api_key"
+    revoke_key(place, "second")
+    second = new_key(place, "second", account="alice", is_operator=True)
+    assert ask(site, x_api_key=second).status == 200, "the file is as long as it was"
     assert keys.digests == {digest_of(second)}
     revoke_key(place, "second")
     assert ask(site, x_api_key=second).status == 401
@@ -298,9 +301,15 @@ def test_key_off_opens_at_once_and_refuses_nothing_afterwards(
     assert set(seen) == {(200, 401)}
 
 
-def test_mark_that_went_with_the_runtime_folder_is_written_again(place: KeyPlace) -> None:
+def test_mark_that_went_with_the_runtime_folder_is_written_again(
+    place: KeyPlace, caplog: pytest.LogCaptureFixture
+) -> None:
     new_key(place, "a")
     shutil.rmtree(place.mark.parent)
+    keys = Keys(place)
+    assert not any(map(is_open, [keys, keys, keys]))
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert str(place.mark.parent) in record.getMessage(), "said once, not with each look"
     place.mark.parent.mkdir(mode=0o700)
     assert not is_open(Keys(place))
     place.file.unlink()

@@ -103,12 +103,17 @@ def test_answer_is_counted_with_its_tokens_and_times(stream: bool) -> None:
         assert seen.value(f"mlxsup_{name}_seconds_sum", model="m") == pytest.approx(total)
 
 
-def test_answer_without_a_token_has_no_first_token_time() -> None:
-    seen = after([result("", FinishReason.LENGTH, timings=TIMES)])
+@pytest.mark.parametrize(
+    ("text", "firsts", "between"), [("", None, None), ("a", 1, None), ("ab", 1, 1)]
+)
+def test_time_between_tokens_needs_two_of_them(
+    text: str, firsts: int | None, between: int | None
+) -> None:
+    seen = after([result(text, FinishReason.LENGTH, timings=TIMES)])
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="length") == 1
     assert seen.value("mlxsup_request_duration_seconds_count", model="m") == 1
-    assert seen.value("mlxsup_time_to_first_token_seconds_count", model="m") is None
-    assert seen.value("mlxsup_time_per_output_token_seconds_count", model="m") is None
+    assert seen.value("mlxsup_time_to_first_token_seconds_count", model="m") == firsts
+    assert seen.value("mlxsup_time_per_output_token_seconds_count", model="m") == between
 
 
 @pytest.mark.parametrize(
