@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlxsup.client import ConnectionLost, ErrorCode, FinishReason, RequestError
+from mlxsup.gateway import daemon as daemon_module
 from mlxsup.gateway.metrics import MEMORY_KINDS, Meter
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.states import State
@@ -225,13 +226,19 @@ def test_name_of_a_reload_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert asyncio.run(run()).labels("mlxsup_request_errors_total", "model") == {"m"}
 
 
-def test_unknown_names_are_asked_for_once_in_a_while() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_unknown_names_are_asked_for_once_in_a_while(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "FRESH_S", 1e9)
     daemon = Daemon(*[[error(ErrorCode.UNKNOWN_MODEL)]] * 3, answer())
     site, looks = Site(daemon), 0
 
     async def status() -> dict[str, Any]:
         nonlocal looks
         looks += 1
+        if not answers:
+            raise RequestError(ErrorCode.SHUTTING_DOWN, "it ends")
         return STATUS
 
     async def run() -> int:

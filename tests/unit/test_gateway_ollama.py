@@ -336,7 +336,7 @@ def test_show_describes_a_model(
     assert {word: float(number) for word, number in pairs}.items() >= parameters.items()
 
 
-@pytest.mark.parametrize(("left_s", "days"), [(60.0, 0), (None, 36500)])
+@pytest.mark.parametrize(("left_s", "days"), [(60.0, 0), (0.0, 0), (None, 36500)])
 def test_ps_lists_what_is_loaded(left_s: float | None, days: int, daemon: PlayedDaemon) -> None:
     daemon.row |= {"unloads_in_s": left_s, "context_length": 9}
     (one,) = got("/api/ps", daemon)["models"]

@@ -479,6 +479,14 @@ def test_crashes_are_those_of_the_recorder(
     assert [one["generation"] for one in crashes_in(tmp_path, *entries)] == generations
 
 
+def test_crashes_are_read_again_from_a_new_file_of_the_same_length(tmp_path: Path) -> None:
+    file, recorder = tmp_path / MODELS_FILE_NAME, Recorder(tmp_path)
+    for generation in (1, 2):
+        write_entries(tmp_path / "new", died(generation))
+        (tmp_path / "new").replace(file)
+        assert [one["generation"] for one in recorder.crashes()] == [generation]
+
+
 # ---------------------------------------------------------------- history
 
 
