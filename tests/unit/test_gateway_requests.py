@@ -336,6 +336,7 @@ def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAsse
     ("api", "fields", "param"),
     [
         (Api.CHAT, {"stream": 1}, "stream"), (Api.CHAT, {"top_p": False}, "top_p"),
+        (Api.CHAT, {"seed": 5.5}, "seed"), (Api.COMPLETION, {"logprobs": 0.5}, "logprobs"),
         (Api.CHAT, {"parallel_tool_calls": 0}, "parallel_tool_calls"),
         (Api.CHAT, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         (Api.COMPLETION, {"stream_options": []}, "stream_options"),
