@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -122,8 +123,9 @@ def test_tokens_per_second_after_the_first(
     ],
 )
 def test_death_over_memory_says_how_much_was_used(sizes: dict[str, int], words: str) -> None:
+    given: dict[str, Any] = {name: count * 2**30 for name, count in sizes.items()}
     died = WorkerDied(
         model="m", generation=1, reason="crash", cause=DeathCause.OUT_OF_MEMORY, signal="SIGKILL",
-        after="BACKOFF", **{name: count * 2**30 for name, count in sizes.items()},
+        after="BACKOFF", **given,
     )  # fmt: skip
     assert words in explain(died).what
