@@ -332,6 +332,12 @@ def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAsse
     assert found == snapshot
 
 
+@pytest.mark.parametrize("api", [Api.TOKENIZE, Api.TEMPLATE, Api.DETOKENIZE])
+def test_ids_of_a_prompt_are_asked_for_only_where_they_are_shown(api: Api) -> None:
+    (frames,) = sent(read_ask(api, json.dumps(LEAST_OF[api]).encode()))
+    assert asked_in(frames)["tokenize"].get("ids", True) is (api is Api.TOKENIZE)
+
+
 @pytest.mark.parametrize(
     ("api", "fields", "param"),
     [
