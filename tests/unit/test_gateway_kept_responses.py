@@ -394,7 +394,7 @@ def test_what_is_referred_to_and_longer_than_any_body_is_refused(
     monkeypatch.setattr(limits, "MAX_BODY_BYTES", size)
     store.recall("", previous, enumerate(items))
     monkeypatch.setattr(limits, "MAX_BODY_BYTES", size - 1)
-    with pytest.raises(Failure, match="start a new one"):
+    with pytest.raises(Failure, match="exceeds 0 MiB; start a new one"):
         store.recall("", previous, enumerate(items))
 
 
