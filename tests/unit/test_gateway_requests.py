@@ -415,7 +415,7 @@ def test_field_with_one_harmless_value_takes_no_other(api: Api) -> None:
 def test_bytes_that_are_no_object_are_refused_with_the_reason(data: bytes, words: str) -> None:
     with pytest.raises(Failure) as caught:
         parse_object(data)
-    assert caught.value.status == 400
+    assert (caught.value.status, caught.value.code) == (400, "invalid_request")
     assert words in caught.value.message
 
 
