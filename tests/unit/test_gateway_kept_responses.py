@@ -195,6 +195,7 @@ def test_what_is_not_kept_or_wrong_is_named(
 def test_what_is_not_offered_says_what_to_do_instead(path: str, words: str) -> None:
     response = Server().ask("POST", path, {"model": "m"})
     assert code(response) == (501, "not_implemented")
+    assert response.headers["x-should-retry"] == "false"
     assert words in response.error["message"]
 
 

@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mlxsup.client import AsyncClient
 from mlxsup.gateway import keys as keys_module
+from mlxsup.gateway.app import Gateway
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
-from mlxsup.protocol.gateway import BEAT_S
+from mlxsup.gateway.responses.kept import KeptResponse
+from mlxsup.gateway.server import Server
+from mlxsup.protocol.gateway import BEAT, BEAT_S, BEAT_WITH_KEYS
 from mlxsup.protocol.key_file import (
     KeyFileError,
     KeyPlace,
@@ -432,6 +437,40 @@ def test_disk_that_does_not_answer_closes_the_gateway(
     assert caught.value.code == "keys_unusable"
     answers.set()
     eventually(lambda: is_let_in(keys, key))
+
+
+def test_beat_tells_of_keys_times_the_disk_and_forgets_what_revoked_ones_had(
+    place: KeyPlace,
+) -> None:
+    key, keys = new_key(place, "a"), Keys(place)
+    keys.look()
+    gateway, digests = Gateway(AsyncClient), [digest_of(key), digest_of("revoked")]
+    for digest in digests:
+        response = KeptResponse(
+            id="r", previous="", json=b"", inputs={}, outputs={}, has_failed=False
+        )
+        gateway.kept.keep(digest, response)
+    read, write = os.pipe()
+    config = uvicorn.Config(gateway.app("127.0.0.1", keys), log_config=None)
+
+    async def beat() -> None:
+        beating = asyncio.create_task(Server(config, gateway, keys, write)._beat())
+        await asyncio.sleep(0)
+        beating.cancel()
+
+    asyncio.run(beat())
+    assert gateway.kept.find(digests[0], "r")
+    with pytest.raises(Failure):
+        gateway.kept.find(digests[1], "r")
+    for _ in range(9):
+        asyncio.run(beat())
+    assert not is_let_in(keys, key), "the disk has not answered for so long"
+    turn_off(place)
+    keys.look()
+    asyncio.run(beat())
+    assert os.read(read, 99) == BEAT_WITH_KEYS * 10 + BEAT
+    os.close(read)
+    os.close(write)
 
 
 def test_unusable_file_is_logged_and_not_told_to_clients(

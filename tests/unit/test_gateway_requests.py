@@ -448,6 +448,17 @@ COUNTED: list[tuple[Api, Callable[[int], dict[str, Any]], int, str]] = [
 ]  # fmt: skip
 
 
+def test_requests_of_one_body_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = read_ask(Api.CHAT, json.dumps({**LEAST_OF[Api.CHAT], "n": 2}).encode())
+    length = sum(len(frame) for frames in sent(twice) for frame in frames)
+    monkeypatch.setattr(limits, "MAX_ASKED_BYTES", length + 99)  # ids differ in length
+    assert len(sent(twice)) == 2
+    monkeypatch.setattr(limits, "MAX_ASKED_BYTES", length // 2)
+    with pytest.raises(Failure, match="exceeds 0 MiB; use a smaller n") as caught:
+        sent(twice)
+    assert caught.value.param == "n"
+
+
 @pytest.mark.parametrize(("api", "fields", "most", "path"), COUNTED)
 def test_lists_of_a_body_are_limited(
     api: Api, fields: Callable[[int], dict[str, Any]], most: int, path: str
