@@ -16,6 +16,7 @@ import pytest
 from mlxsup.gateway import converters as converters_module
 from mlxsup.gateway import limits
 from mlxsup.gateway.converters import ARGV, WRITE_BYTES, Converter, Converters
+from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
@@ -175,6 +176,8 @@ def test_client_that_leaves_the_line_leaves_its_place(monkeypatch: pytest.Monkey
             for _ in range(3):
                 waiting = asyncio.create_task(kept.one().__aenter__())
                 await asyncio.sleep(0)
+                with pytest.raises(Failure, match="too many bodies"):
+                    await kept.one().__aenter__()
                 waiting.cancel()
                 await asyncio.wait([waiting])
                 assert waiting.cancelled(), "and was not refused"

@@ -27,7 +27,7 @@ from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
 from mlxsup.gateway.responses.kept import KeptResponse
 from mlxsup.gateway.server import Server
-from mlxsup.protocol.gateway import BEAT, BEAT_S, BEAT_WITH_KEYS
+from mlxsup.protocol.gateway import BEAT, BEAT_S, BEAT_WITH_KEYS, GatewayRules
 from mlxsup.protocol.key_file import (
     KeyFileError,
     KeyPlace,
@@ -444,7 +444,7 @@ def test_beat_tells_of_keys_times_the_disk_and_forgets_what_revoked_ones_had(
 ) -> None:
     key, keys = new_key(place, "a"), Keys(place)
     keys.look()
-    gateway, digests = Gateway(AsyncClient), [digest_of(key), digest_of("revoked")]
+    gateway, digests = Gateway(AsyncClient, GatewayRules()), [digest_of(key), digest_of("revoked")]
     for digest in digests:
         response = KeptResponse(
             id="r", previous="", json=b"", inputs={}, outputs={}, has_failed=False
