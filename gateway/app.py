@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mlxsup.client import AsyncClient
-from mlxsup.protocol.gateway import is_loopback
+from mlxsup.protocol.gateway import GatewayRules, is_loopback
 from mlxsup.protocol.version import VERSION
 
 from . import lm_studio, openapi
@@ -102,24 +102,18 @@ class Gateway:
 
     Args:
         connect: makes the client of the daemon, when the loop runs.
-        names: of other APIs, and the models they mean; see `Daemon`.
-        refuses_unread: true if a field that is not read here is an error.
-        adds_models: true if a request for a model that is not served adds it.
+        rules: the configuration's.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], AsyncClient],
-        names: Sequence[tuple[str, str]] = (),
-        *,
-        refuses_unread: bool = False,
-        adds_models: bool = False,
-    ) -> None:
-        self.daemon = Daemon(names)
+    def __init__(self, connect: Callable[[], AsyncClient], rules: GatewayRules) -> None:
+        self.daemon = Daemon(list(rules.names.items()))
         self.open_answers = OpenAnswers(self.daemon)
-        self._adding = Adding(self.daemon, is_automatic=adds_models)
+        self._adding = Adding(self.daemon, is_automatic=rules.adds_models)
         self.kept = KeptResponses()
-        self._bodies = Bodies(self.daemon, self._adding, self.kept, refuses_unread=refuses_unread)
+        self._bodies = Bodies(
+            self.daemon, self._adding, self.kept, refuses_unread=rules.refuses_unread
+        )
+        self._rules = rules
         self._connect = connect
         self._created = int(time.time())
         self.operator = Operator(self.daemon)
@@ -130,9 +124,7 @@ class Gateway:
             self._bodies, self._descriptions, self.open_answers, self._adding, self.operator
         )
 
-    def app(
-        self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
-    ) -> Guard:
+    def app(self, host: str, keys: Keys) -> Guard:
         """Return the whole application."""
         input_count = partial(CountShape, object="response.input_tokens")
         routes = [
@@ -178,11 +170,11 @@ class Gateway:
         own = f"[{host}]" if ":" in host else host
         return Guard(
             routed,
-            [own, *hosts] if is_loopback(host) else None,
+            [own, *self._rules.hosts] if is_loopback(host) else None,
             keys,
             self.daemon.meter,
             open_paths=[*self._page.open_paths, *openapi.PATHS],
-            origins=origins,
+            origins=self._rules.origins,
         )
 
     @asynccontextmanager

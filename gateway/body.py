@@ -271,19 +271,21 @@ class Bodies:
     @contextmanager
     def _room(self) -> Iterator[Callable[[int], None]]:
         """Count the bytes of a body as long as the block lasts; those of a short one are free."""
-        length = 0
+        length = counted = 0
 
         def take(more: int) -> None:
-            nonlocal length
-            before, length = _counted(length), length + more
-            self._held_bytes += _counted(length) - before
+            nonlocal length, counted
+            length += more
+            if length > limits.MAX_SMALL_BODY_BYTES:
+                self._held_bytes += length - counted
+                counted = length
             if self._held_bytes > limits.MAX_HELD_BYTES:
                 raise busy()
 
         try:
             yield take
         finally:
-            self._held_bytes -= _counted(length)
+            self._held_bytes -= counted
 
 
 def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
@@ -301,10 +303,6 @@ def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
 def _whole(recalled: Recalled | None) -> list[list[bytes]]:
     """Return what a response refers to as a converter gets it: each list of items in one piece."""
     return [[items] for items in recalled or ()]
-
-
-def _counted(length: int) -> int:
-    return length if length > limits.MAX_SMALL_BODY_BYTES else 0
 
 
 def _checked(answer: Frame) -> Frame:

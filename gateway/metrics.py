@@ -248,8 +248,8 @@ class Meter:
 
     def know(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Note that the daemon has these models."""
-        self._models.update((alias, row["name"]) for row in rows for alias in row["aliases"])
-        self._models.update((name, row["name"]) for row in rows for name in names_of(row))
+        for row in rows:
+            self._models |= dict.fromkeys([*names_of(row), *row["aliases"]], row["name"])
 
     def knows(self, name: str) -> bool:
         """True if it is known which model a name means."""

@@ -59,5 +59,4 @@ def row_of(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _named(rows: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:
-    own = next((row for row in rows if row["name"] == name), None)
-    return own or next((row for row in rows if name in row["aliases"]), None)
+    return next((row for row in rows if name == row["name"] or name in row["aliases"]), None)

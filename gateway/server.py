@@ -83,12 +83,7 @@ def serve(spec: GatewaySpec) -> None:
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != CUT_OFF)
     for noisy in ("uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    gateway = Gateway(
-        lambda: AsyncClient(spec.endpoint),
-        list(spec.rules.names.items()),
-        refuses_unread=spec.rules.refuses_unread,
-        adds_models=spec.rules.adds_models,
-    )
+    gateway = Gateway(lambda: AsyncClient(spec.endpoint), spec.rules)
     need = find_key_need(Address(host=spec.host, port=spec.port), spec.rules)
     keys = Keys(
         KeyPlace(Path(spec.key_file), Path(spec.key_mark)),
@@ -97,7 +92,7 @@ def serve(spec: GatewaySpec) -> None:
     )
     keys.watch()
     config = uvicorn.Config(
-        gateway.app(spec.host, keys, spec.rules.hosts, spec.rules.origins),
+        gateway.app(spec.host, keys),
         http=cast(Any, partial(LimitedProtocol, responded=gateway.daemon.meter.responded)),
         ws="none",
         lifespan="on",

@@ -49,16 +49,11 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file, or has more bytes than it may.
     """
-    descriptor = open_regular(path)
-    try:
-        if os.fstat(descriptor).st_size > max_bytes:
-            raise _too_large(path, max_bytes)
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > max_bytes:  # it has grown, or it is a file whose size the system does not say
-        raise _too_large(path, max_bytes)
+    with open(open_regular(path), "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        what = f"it has more than the {max_bytes // MIB} MiB that are read of such a file"
+        raise OSError(errno.EFBIG, what, str(path))
     return data
 
 
@@ -84,11 +79,6 @@ def kind_of(mode: int) -> str:
         mode: its `st_mode`.
     """
     return next((kind for is_kind, kind in KINDS if is_kind(mode)), "something else")
-
-
-def _too_large(path: Path, max_bytes: int) -> OSError:
-    what = f"it has more than the {max_bytes // MIB} MiB that are read of such a file"
-    return OSError(errno.EFBIG, what, str(path))
 
 
 def replace_file(path: Path, data: bytes, *, is_durable: bool = False) -> None:

@@ -255,6 +255,10 @@ class ChatShape(OpenAiShape):
         }
 
 
+TEXTS = (Channel.PROMPT, Channel.CONTENT)
+"""The channels of a streamed completion's text: the prompt comes only if it is to be repeated."""
+
+
 class CompletionShape(OpenAiShape):
     """`/v1/completions`: one text, whatever its parts are.
 
@@ -271,7 +275,7 @@ class CompletionShape(OpenAiShape):
         counted = self.counted[index]
         if not self._ask.has_logprobs:
             counted.take(delta)
-            text = delta.text if self._is_text(delta) else ""
+            text = delta.text if delta.channel in TEXTS else ""
             return self._text(index, text) if text else None
         chunk = None
         if delta.logprobs and counted.lists:
@@ -289,13 +293,8 @@ class CompletionShape(OpenAiShape):
         is_shown = delta.channel is not Channel.PROMPT or self._ask.has_echo
         if self._ask.has_logprobs and is_shown:
             counted.lists.add(delta.logprobs or (), offsets)
-        if self._is_text(delta):
+        if delta.channel in TEXTS:
             counted.text += delta.text
-
-    def _is_text(self, delta: Delta) -> bool:
-        return delta.channel is Channel.CONTENT or (
-            delta.channel is Channel.PROMPT and self._ask.has_echo
-        )
 
     def _text(self, index: int, text: str) -> bytes:
         return (

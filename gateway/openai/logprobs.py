@@ -110,7 +110,7 @@ class PromptOffsets:
         offsets = []
         for token in tokens:
             found, place = token, self._find(token)
-            if place < 0 and self._at == 0:  # a text may lack the space before its first word
+            if place < 0:  # a text may lack the space before its first word
                 found = token.removeprefix(b" ")
                 place = self._find(found)
             # A tokenizer may show a token alone without the space that it begins with.

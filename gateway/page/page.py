@@ -105,7 +105,7 @@ class Page:
         self._operator = operator
         self._daemon = daemon
         self._history = History()
-        self._recorder: tuple[str, Recorder] | None = None
+        self._recorder: Recorder | None = None
         self._readers = asyncio.Semaphore(MOST_READERS)
         self._search = asyncio.Lock()
         self._page = _index().replace(TOKEN_MARK, escape(operator.token))
@@ -327,10 +327,9 @@ class Page:
         return log_path(Path(status["log_dir"]), name)
 
     def _recorder_of(self, status: dict[str, Any]) -> Recorder:
-        log_dir = str(status["log_dir"])
-        if self._recorder is None or self._recorder[0] != log_dir:
-            self._recorder = log_dir, Recorder(Path(log_dir))
-        return self._recorder[1]
+        if self._recorder is None:  # a daemon keeps its folder of logs, and this gateway its daemon
+            self._recorder = Recorder(Path(status["log_dir"]))
+        return self._recorder
 
     async def _find(self) -> list[Found]:
         """Return the models on this machine, as they are now."""

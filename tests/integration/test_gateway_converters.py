@@ -16,6 +16,7 @@ import pytest
 from mlxsup.gateway import converters as converters_module
 from mlxsup.gateway import limits
 from mlxsup.gateway.converters import ARGV, WRITE_BYTES, Converter, Converters
+from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
@@ -159,6 +160,27 @@ def test_a_converter_ends_for_want_of_work_and_not_while_it_has_some(
         await eventually_async(lambda: process.stdin.close.called)
         await kept.close()
         assert not process.kill.called, "it ends by itself"
+
+    asyncio.run(run())
+
+
+def test_client_that_leaves_the_line_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONVERTERS", 1)
+    monkeypatch.setattr(limits, "MAX_WAITING_BODIES", 1)
+    process = mock.Mock(returncode=None)
+    monkeypatch.setattr(Converter, "start", mock.AsyncMock(return_value=Converter(process)))
+
+    async def run() -> None:
+        kept = Converters()
+        async with kept.one():
+            for _ in range(3):
+                waiting = asyncio.create_task(kept.one().__aenter__())
+                await asyncio.sleep(0)
+                with pytest.raises(Failure, match="too many bodies"):
+                    await kept.one().__aenter__()
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                assert waiting.cancelled(), "and was not refused"
 
     asyncio.run(run())
 

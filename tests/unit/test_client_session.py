@@ -286,6 +286,13 @@ def test_error_reaches_its_request_alone(opened: Open, message: Message, error: 
     assert len(opened.session) == 2
 
 
+@pytest.mark.parametrize("last", [done(0), Failed(id=A, error=FULL)])
+def test_nothing_follows_the_end_of_a_stream(opened: Open, last: Message) -> None:
+    for message in (last, last, piece(0, "late")):
+        assert opened.receive(message) == []
+        assert (len(opened.stream.items), len(opened.session)) == (1, 2)
+
+
 def test_refused_second_use_of_an_id_leaves_the_first_open_D7(opened: Open) -> None:
     opened.receive(piece(0, "x"))
     assert opened.receive(Failed(id=A, error=TWICE)) == []

@@ -134,6 +134,9 @@ def test_unknown_path_or_method_is_refused(method: str, path: str, status: int, 
     assert response.status == status
     error = response.json()["error"]
     assert words in (error if isinstance(error, str) else error["message"])
+    if isinstance(error, dict):
+        codes = {404: "unknown_path", 405: "method_not_allowed", 501: "not_implemented"}
+        assert error["code"] == codes[status]
     assert response.headers["x-request-id"]
     assert ("allow" in response.headers) == (status == 405)
 

@@ -275,7 +275,7 @@ CASES = {
         {path: {} for path in WITH_CALLS},
     ),
     "one call after the other": Case(
-        [*map(calling, (F, G, F)), result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F])],
+        [calling(F, G), calling(F), result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F])],
         {path: {} for path in WITH_CALLS},
     ),
     "call of a namespace": Case([calling(F), result("")], {RESPONSE: {"tools": [SPACE]}}),

@@ -159,6 +159,7 @@ SCHEMA = {"type": "object"}
     [
         ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
         ({"n_predict": 5}, {"max_tokens": 5}),
+        ({"stop": ["x"], "stop_sequences": ["x"]}, {"stop": ["x"]}),
         ({"max_tokens": 5.0, "seed": 3.0}, {"max_tokens": 5, "seed": 3}),
         ({"top_p": 0}, {"top_k": 1}),
         ({"guided_json": SCHEMA}, _form(SCHEMA)),

@@ -109,6 +109,14 @@ def leave(protocol: LimitedProtocol) -> None:
     protocol.connection_lost(None)
 
 
+def read_no_more(protocol: LimitedProtocol) -> None:
+    protocol.flow.pause_reading()
+
+
+def read_on(protocol: LimitedProtocol) -> None:
+    protocol.flow.resume_reading()
+
+
 STOP, CATCH_UP = LimitedProtocol.pause_writing, LimitedProtocol.resume_writing
 
 
@@ -121,16 +129,29 @@ STOP, CATCH_UP = LimitedProtocol.pause_writing, LimitedProtocol.resume_writing
         pytest.param("UNREAD_LIMIT_S", (STOP, leave), 0, id="no timer after the end"),
         pytest.param("HEAD_LIMIT_S", (), 1, id="no head"),
         pytest.param("HEAD_LIMIT_S", (leave,), 0, id="no head, and no timer after the end"),
+        pytest.param("HEAD_LIMIT_S", (read_no_more, b"G"), 0, id="a head that is not read"),
+        pytest.param("HEAD_LIMIT_S", (read_no_more, b"G", read_on), 1, id="and is then read"),
     ],
 )
 def test_reader_and_head_have_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
     limit: str,
-    steps: tuple[Callable[[LimitedProtocol], None], ...],
+    steps: tuple[Step, ...],
     aborts: int,
 ) -> None:
     monkeypatch.setattr(limits, limit, 0.0)
     assert said(*steps).aborts == aborts
+
+
+def test_answer_ends_with_its_connection_though_another_request_waits() -> None:
+    ended: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await endless(scope, receive, send)
+        ended.append(scope["path"])
+
+    said(b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n", GET + b"\r\n", app=app)
+    assert ended[:1] == ["/a"]
 
 
 # ---------------------------------------------------------------- heads

@@ -195,6 +195,7 @@ def test_what_is_not_kept_or_wrong_is_named(
 def test_what_is_not_offered_says_what_to_do_instead(path: str, words: str) -> None:
     response = Server().ask("POST", path, {"model": "m"})
     assert code(response) == (501, "not_implemented")
+    assert response.headers["x-should-retry"] == "false"
     assert words in response.error["message"]
 
 
@@ -394,7 +395,7 @@ def test_what_is_referred_to_and_longer_than_any_body_is_refused(
     monkeypatch.setattr(limits, "MAX_BODY_BYTES", size)
     store.recall("", previous, enumerate(items))
     monkeypatch.setattr(limits, "MAX_BODY_BYTES", size - 1)
-    with pytest.raises(Failure, match="start a new one"):
+    with pytest.raises(Failure, match="exceeds 0 MiB; start a new one"):
         store.recall("", previous, enumerate(items))
 
 

@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mlxsup.client import AsyncClient
 from mlxsup.gateway import keys as keys_module
+from mlxsup.gateway.app import Gateway
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Caller, Keys
-from mlxsup.protocol.gateway import BEAT_S
+from mlxsup.gateway.responses.kept import KeptResponse
+from mlxsup.gateway.server import Server
+from mlxsup.protocol.gateway import BEAT, BEAT_S, BEAT_WITH_KEYS, GatewayRules
 from mlxsup.protocol.key_file import (
     KeyFileError,
     KeyPlace,
@@ -114,6 +119,9 @@ def test_new_and_revoked_keys_count_with_the_next_look(place: KeyPlace) -> None:
     revoke_key(place, "first")
     site = Site(PlayedDaemon(), keys=keys)
     assert ask(site, x_api_key=first).error["code"] == "invalid_api_key"
+    revoke_key(place, "second")
+    second = new_key(place, "second", account="alice", is_operator=True)
+    assert ask(site, x_api_key=second).status == 200, "the file is as long as it was"
     assert keys.digests == {digest_of(second)}
     revoke_key(place, "second")
     assert ask(site, x_api_key=second).status == 401
@@ -298,9 +306,15 @@ def test_key_off_opens_at_once_and_refuses_nothing_afterwards(
     assert set(seen) == {(200, 401)}
 
 
-def test_mark_that_went_with_the_runtime_folder_is_written_again(place: KeyPlace) -> None:
+def test_mark_that_went_with_the_runtime_folder_is_written_again(
+    place: KeyPlace, caplog: pytest.LogCaptureFixture
+) -> None:
     new_key(place, "a")
     shutil.rmtree(place.mark.parent)
+    keys = Keys(place)
+    assert not any(map(is_open, [keys, keys, keys]))
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert str(place.mark.parent) in record.getMessage(), "said once, not with each look"
     place.mark.parent.mkdir(mode=0o700)
     assert not is_open(Keys(place))
     place.file.unlink()
@@ -423,6 +437,40 @@ def test_disk_that_does_not_answer_closes_the_gateway(
     assert caught.value.code == "keys_unusable"
     answers.set()
     eventually(lambda: is_let_in(keys, key))
+
+
+def test_beat_tells_of_keys_times_the_disk_and_forgets_what_revoked_ones_had(
+    place: KeyPlace,
+) -> None:
+    key, keys = new_key(place, "a"), Keys(place)
+    keys.look()
+    gateway, digests = Gateway(AsyncClient, GatewayRules()), [digest_of(key), digest_of("revoked")]
+    for digest in digests:
+        response = KeptResponse(
+            id="r", previous="", json=b"", inputs={}, outputs={}, has_failed=False
+        )
+        gateway.kept.keep(digest, response)
+    read, write = os.pipe()
+    config = uvicorn.Config(gateway.app("127.0.0.1", keys), log_config=None)
+
+    async def beat() -> None:
+        beating = asyncio.create_task(Server(config, gateway, keys, write)._beat())
+        await asyncio.sleep(0)
+        beating.cancel()
+
+    asyncio.run(beat())
+    assert gateway.kept.find(digests[0], "r")
+    with pytest.raises(Failure):
+        gateway.kept.find(digests[1], "r")
+    for _ in range(9):
+        asyncio.run(beat())
+    assert not is_let_in(keys, key), "the disk has not answered for so long"
+    turn_off(place)
+    keys.look()
+    asyncio.run(beat())
+    assert os.read(read, 99) == BEAT_WITH_KEYS * 10 + BEAT
+    os.close(read)
+    os.close(write)
 
 
 def test_unusable_file_is_logged_and_not_told_to_clients(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlxsup.client import ConnectionLost, ErrorCode, FinishReason, RequestError
+from mlxsup.gateway import daemon as daemon_module
 from mlxsup.gateway.metrics import MEMORY_KINDS, Meter
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.states import State
@@ -103,12 +104,17 @@ def test_answer_is_counted_with_its_tokens_and_times(stream: bool) -> None:
         assert seen.value(f"mlxsup_{name}_seconds_sum", model="m") == pytest.approx(total)
 
 
-def test_answer_without_a_token_has_no_first_token_time() -> None:
-    seen = after([result("", FinishReason.LENGTH, timings=TIMES)])
+@pytest.mark.parametrize(
+    ("text", "firsts", "between"), [("", None, None), ("a", 1, None), ("ab", 1, 1)]
+)
+def test_time_between_tokens_needs_two_of_them(
+    text: str, firsts: int | None, between: int | None
+) -> None:
+    seen = after([result(text, FinishReason.LENGTH, timings=TIMES)])
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="length") == 1
     assert seen.value("mlxsup_request_duration_seconds_count", model="m") == 1
-    assert seen.value("mlxsup_time_to_first_token_seconds_count", model="m") is None
-    assert seen.value("mlxsup_time_per_output_token_seconds_count", model="m") is None
+    assert seen.value("mlxsup_time_to_first_token_seconds_count", model="m") == firsts
+    assert seen.value("mlxsup_time_per_output_token_seconds_count", model="m") == between
 
 
 @pytest.mark.parametrize(
@@ -220,13 +226,19 @@ def test_name_of_a_reload_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert asyncio.run(run()).labels("mlxsup_request_errors_total", "model") == {"m"}
 
 
-def test_unknown_names_are_asked_for_once_in_a_while() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_unknown_names_are_asked_for_once_in_a_while(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "FRESH_S", 1e9)
     daemon = Daemon(*[[error(ErrorCode.UNKNOWN_MODEL)]] * 3, answer())
     site, looks = Site(daemon), 0
 
     async def status() -> dict[str, Any]:
         nonlocal looks
         looks += 1
+        if not answers:
+            raise RequestError(ErrorCode.SHUTTING_DOWN, "it ends")
         return STATUS
 
     async def run() -> int:

@@ -336,7 +336,7 @@ def test_show_describes_a_model(
     assert {word: float(number) for word, number in pairs}.items() >= parameters.items()
 
 
-@pytest.mark.parametrize(("left_s", "days"), [(60.0, 0), (None, 36500)])
+@pytest.mark.parametrize(("left_s", "days"), [(60.0, 0), (0.0, 0), (None, 36500)])
 def test_ps_lists_what_is_loaded(left_s: float | None, days: int, daemon: PlayedDaemon) -> None:
     daemon.row |= {"unloads_in_s": left_s, "context_length": 9}
     (one,) = got("/api/ps", daemon)["models"]
@@ -407,15 +407,22 @@ def test_folder_is_read_again_once_it_has_changed(
     async def run() -> list[str]:
         site, found = Site(daemon), []
         async with site.life():
-            for step in ("", "", "licence", ""):
-                if step:
-                    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+            for licence, at in (("", 0), ("", 0), ("mit", 2e9), ("mit", 0), ("isc", 1.5e9)):
+                if at:  # a copy of older files may be put back, too
+                    (folder / "README.md").write_text(f"---\nlicense: {licence}\n---\n")
+                    os.utime(folder / "README.md", (at, at))
                 shown = await site.ask("POST", "/api/show", {"model": "m"}, has_life=False)
-                found.append(shown.json()["license"])
-        return found
+                tags = await site.ask("GET", "/api/tags", has_life=False)
+                assert shown.json()["license"] == licence
+                found.append(tags.json()["models"][0]["digest"])
+            daemon.row["revision"] = "v2"
+            tags = await site.ask("GET", "/api/tags", has_life=False)
+        return [*found, tags.json()["models"][0]["digest"]]
 
-    assert asyncio.run(run()) == ["", "", "mit", "mit"]
-    assert read == [folder, folder]
+    first, second, third, fourth, fifth, sixth = asyncio.run(run())
+    assert (first, third) == (second, fourth)
+    assert len({first, third, fifth, sixth}) == 4, "of other files, and of another revision"
+    assert read == [folder] * 3
 
 
 def test_disk_that_does_not_answer_leaves_a_gap(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -479,6 +480,14 @@ def test_crashes_are_those_of_the_recorder(
     assert [one["generation"] for one in crashes_in(tmp_path, *entries)] == generations
 
 
+def test_crashes_are_read_again_from_a_new_file_of_the_same_length(tmp_path: Path) -> None:
+    file, recorder = tmp_path / MODELS_FILE_NAME, Recorder(tmp_path)
+    for generation in (1, 2):
+        write_entries(tmp_path / "new", died(generation))
+        (tmp_path / "new").replace(file)
+        assert [one["generation"] for one in recorder.crashes()] == [generation]
+
+
 # ---------------------------------------------------------------- history
 
 
@@ -654,6 +663,8 @@ def test_disk_that_hangs_takes_two_threads_and_no_more(monkeypatch: pytest.Monke
     def hang(path: Path, cursor: str) -> logs.Part:
         began.append(path)
         assert is_back.wait(TIMEOUT_S)
+        if len(began) <= page.MOST_READERS:
+            raise OSError("nothing waits for this any longer")
         return logs.Part([], "", has_gap=False)
 
     monkeypatch.setattr("mlxsup.gateway.page.page.read_part", hang)
@@ -663,6 +674,8 @@ def test_disk_that_hangs_takes_two_threads_and_no_more(monkeypatch: pytest.Monke
         return await site.ask("GET", "/page/log", headers=headers, query=query, has_life=False)
 
     async def run() -> None:
+        errors: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
         async with site.life():
             refused = await asyncio.gather(*(ask_log() for _ in range(10)))
             assert {one.error["message"] for one in refused} == {"the disk does not answer"}
@@ -670,6 +683,8 @@ def test_disk_that_hangs_takes_two_threads_and_no_more(monkeypatch: pytest.Monke
             is_back.set()
             monkeypatch.setattr(limits, "STATUS_LIMIT_S", TIMEOUT_S)
             assert (await ask_log()).status == 200
+        gc.collect()
+        assert errors == []
 
     asyncio.run(run())
 

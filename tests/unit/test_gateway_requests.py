@@ -332,10 +332,17 @@ def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAsse
     assert found == snapshot
 
 
+@pytest.mark.parametrize("api", [Api.TOKENIZE, Api.TEMPLATE, Api.DETOKENIZE])
+def test_ids_of_a_prompt_are_asked_for_only_where_they_are_shown(api: Api) -> None:
+    (frames,) = sent(read_ask(api, json.dumps(LEAST_OF[api]).encode()))
+    assert asked_in(frames)["tokenize"].get("ids", True) is (api is Api.TOKENIZE)
+
+
 @pytest.mark.parametrize(
     ("api", "fields", "param"),
     [
         (Api.CHAT, {"stream": 1}, "stream"), (Api.CHAT, {"top_p": False}, "top_p"),
+        (Api.CHAT, {"seed": 5.5}, "seed"), (Api.COMPLETION, {"logprobs": 0.5}, "logprobs"),
         (Api.CHAT, {"parallel_tool_calls": 0}, "parallel_tool_calls"),
         (Api.CHAT, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         (Api.COMPLETION, {"stream_options": []}, "stream_options"),
@@ -408,7 +415,7 @@ def test_field_with_one_harmless_value_takes_no_other(api: Api) -> None:
 def test_bytes_that_are_no_object_are_refused_with_the_reason(data: bytes, words: str) -> None:
     with pytest.raises(Failure) as caught:
         parse_object(data)
-    assert caught.value.status == 400
+    assert (caught.value.status, caught.value.code) == (400, "invalid_request")
     assert words in caught.value.message
 
 
@@ -439,6 +446,17 @@ COUNTED: list[tuple[Api, Callable[[int], dict[str, Any]], int, str]] = [
     (Api.RESPONSE, lambda n: {"tools": [{"type": "namespace", "name": "s", "tools": [PLAIN] * n}]},
      limits.MAX_TOOLS, "tools"),
 ]  # fmt: skip
+
+
+def test_requests_of_one_body_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = read_ask(Api.CHAT, json.dumps({**LEAST_OF[Api.CHAT], "n": 2}).encode())
+    length = sum(len(frame) for frames in sent(twice) for frame in frames)
+    monkeypatch.setattr(limits, "MAX_ASKED_BYTES", length + 99)  # ids differ in length
+    assert len(sent(twice)) == 2
+    monkeypatch.setattr(limits, "MAX_ASKED_BYTES", length // 2)
+    with pytest.raises(Failure, match="exceeds 0 MiB; use a smaller n") as caught:
+        sent(twice)
+    assert caught.value.param == "n"
 
 
 @pytest.mark.parametrize(("api", "fields", "most", "path"), COUNTED)

@@ -200,7 +200,10 @@ def test_one_of_several_that_was_ended_by_hand_ends_all_as_if_it_were_alone() ->
     assert (response.status, response.error["code"]) == (alone.status, alone.error["code"])
 
 
-def test_answer_ended_by_the_gateway_is_not_whole() -> None:
+@pytest.mark.parametrize("parallel_tool_calls", [True, False])
+def test_answer_ended_by_the_gateway_is_not_whole(parallel_tool_calls: bool) -> None:
+    body = {**BODY, "stream": True, "parallel_tool_calls": parallel_tool_calls}
+
     async def run() -> Response:
         site = Site(PlayedDaemon([delta("a"), asyncio.Event()]))
 
@@ -208,7 +211,7 @@ def test_answer_ended_by_the_gateway_is_not_whole() -> None:
             if b'"a"' in response.body:
                 site.gateway.open_answers.cancel()
 
-        return await site.ask("POST", CHAT, {**BODY, "stream": True}, on_sent=on_sent)
+        return await asyncio.wait_for(site.ask("POST", CHAT, body, on_sent=on_sent), 60)
 
     response = asyncio.run(run())
     *chunks, last = response.events()

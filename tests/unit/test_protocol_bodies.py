@@ -222,7 +222,8 @@ def test_accepted_request_keeps_all_but_input_and_seed() -> None:
 
 # ---------------------------------------------------------------- the end of a chat
 
-ENDS_SAID = {"prompt": None, "messages": [{"role": "assistant", "content": "x"}]}
+SAID = {"role": "assistant", "content": "x"}
+ENDS_SAID: dict[str, Any] = {"prompt": None, "messages": [SAID]}
 FORCED = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
@@ -239,12 +240,16 @@ FORCED = {
         ({"response_format": {"type": "json_object"}}, False),
         (FORCED, False),
         (FORCED | {"tool_choice": "auto"}, True),
+        ({"messages": [SAID | {"tool_calls": [{"id": "c"}]}]}, False),
+        ({"messages": [SAID | {"content": " \n"}]}, False),
+        ({"messages": [SAID | {"role": "user"}]}, False),
+        ({"prompt": "x", "messages": None}, False),
     ],
 )
 def test_answer_in_a_form_begins_a_turn_after_a_text_of_the_assistant(
     asked: dict[str, Any], continues: bool
 ) -> None:
-    assert body(**ENDS_SAID, **asked).continues is continues
+    assert body(**{**ENDS_SAID, **asked}).continues is continues
 
 
 # ---------------------------------------------------------------- parameters

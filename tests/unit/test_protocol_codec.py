@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import msgpack
@@ -218,6 +219,9 @@ def test_parts_are_refused_with_their_path() -> None:
         with pytest.raises(DecodeError, match="^" + re.escape(words)):
             decode({"type": "step", "step": 1, "rows": rows}, decoder=worker)
     ready = {"type": "ready", "context_length": 1, "fingerprint": "", "backend": ""}
+    for window, words in ((0, ""), (-1, "0 or more"), (1.0, "0 or more"), (True, "0 or more")):
+        with nullcontext() if not words else pytest.raises(DecodeError, match=words):
+            decode({**ready, "cache_layers": [{"layers": 0, "window": window}]}, decoder=worker)
     with pytest.raises(DecodeError, match=r"^versions must be a map with texts as keys$"):
         decode({**ready, "versions": []}, decoder=worker)
 

@@ -32,7 +32,7 @@ from mlxsup.protocol.model_files import (
     is_weight_file,
     pointer_problem,
 )
-from mlxsup.protocol.regular_file import lock, new_file
+from mlxsup.protocol.regular_file import MIB, lock, new_file, read_regular
 from mlxsup.protocol.text import timestamp
 
 
@@ -253,6 +253,19 @@ def test_runtime_folder_has_room_for_the_longest_socket_name() -> None:
     check_runtime_dir(Path(folder))
     with pytest.raises(ValueError, match=rf"^the socket path {folder}x{longest} has 104 bytes; "):
         check_runtime_dir(Path(folder + "x"))
+
+
+def test_regular_file_is_read_up_to_its_limit_and_leaves_nothing_open(tmp_path: Path) -> None:
+    file, pipe, before = tmp_path / "file", tmp_path / "pipe", os.listdir("/dev/fd")
+    file.write_bytes(bytes(MIB))
+    assert len(read_regular(file, MIB)) == MIB
+    file.write_bytes(bytes(MIB + 1))
+    os.mkfifo(pipe)
+    for path, number in ((file, errno.EFBIG), (pipe, errno.EINVAL), (tmp_path, errno.EINVAL)):
+        with pytest.raises(OSError) as caught:
+            read_regular(path, MIB)
+        assert (caught.value.errno, caught.value.filename) == (number, str(path))
+    assert os.listdir("/dev/fd") == before
 
 
 def test_new_file_is_there_whole_or_not_at_all_and_never_in_the_place_of_another(

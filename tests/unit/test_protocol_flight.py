@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from mlxsup.protocol import flight
 from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.codec import MAX_LINE_BYTES
+from mlxsup.protocol.death_causes import explain
 from mlxsup.protocol.flight import (
     DaemonEnded,
     DaemonStarted,
@@ -23,6 +25,7 @@ from mlxsup.protocol.flight import (
     WorkerDied,
     read_line,
 )
+from mlxsup.protocol.states import DeathCause
 
 ENTRIES: list[Entry] = [
     DaemonStarted(pid=7, version="1", before_alive_at=5.5),
@@ -108,3 +111,21 @@ def test_tokens_per_second_after_the_first(
     )
     assert ended.tokens_per_s == expected
     assert (ended.client, ended.resumed, ended.paused) == ("", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"footprint_bytes": 5, "active_bytes": 2, "cache_bytes": 2}, "used 5.00 GiB, with a"),
+        ({"footprint_bytes": 1, "active_bytes": 2, "cache_bytes": 2}, "used 4.00 GiB, with a"),
+        ({"limit_bytes": 3, "machine_bytes": 8}, "a limit of 3.00 GiB"),
+        ({"limit_bytes": 0, "machine_bytes": 8}, "a limit of 8.00 GiB"),
+    ],
+)
+def test_death_over_memory_says_how_much_was_used(sizes: dict[str, int], words: str) -> None:
+    given: dict[str, Any] = {name: count * 2**30 for name, count in sizes.items()}
+    died = WorkerDied(
+        model="m", generation=1, reason="crash", cause=DeathCause.OUT_OF_MEMORY, signal="SIGKILL",
+        after="BACKOFF", **given,
+    )  # fmt: skip
+    assert words in explain(died).what

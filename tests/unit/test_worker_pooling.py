@@ -79,10 +79,31 @@ def test_folder_says_what_a_model_makes(
     assert bool(problem) is bool(pooling.problem)
 
 
-def test_entry_says_how_any_model_pools(tmp_path: Path) -> None:
-    pooling = find_pooling(tmp_path, QWEN, "last")
-    assert pooling is not None
-    assert (pooling.mode, pooling.normalises) == (Mode.LAST, True)
+SCORES = {"modules.json": modules("Transformer", "LogitScore"),
+          "1_LogitScore/config.json": {"true_token_id": 5}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "asked", "found"),
+    [
+        ("qwen", {}, "", None),
+        ("qwen", {}, "last", (Task.EMBED, Mode.LAST, True)),
+        ("qwen", {}, "yes_no", (Task.RERANK, Mode.LAST, False)),
+        ("qwen", SCORES, "", (Task.RERANK, Mode.LAST, False)),
+        ("qwen", SCORES, "mean", (Task.EMBED, Mode.MEAN, False)),
+        ("qwen-reranker", {}, "", (Task.RERANK, Mode.LAST, False)),
+        ("qwen-reranker", {}, "mean", (Task.EMBED, Mode.MEAN, True)),
+    ],
+)
+def test_entry_says_how_any_model_pools(
+    name: str, files: dict[str, Any], asked: str, found: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    write(folder, files)
+    pooling = find_pooling(folder, QWEN, asked)
+    assert found == (pooling and (pooling.task, pooling.mode, pooling.normalises))
+    assert pooling is None or not pooling.problem
 
 
 @pytest.mark.parametrize(

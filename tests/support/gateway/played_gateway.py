@@ -28,6 +28,7 @@ from mlxsup.gateway.converter import Api
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.sse import WRITE
+from mlxsup.protocol.gateway import GatewayRules
 from mlxsup.protocol.ids import RequestId
 
 from support.client.sent_requests import asked_in
@@ -291,14 +292,16 @@ class Site:
         adds_models: bool = False,
     ) -> None:
         self.daemon = daemon
-        self.gateway = Gateway(
-            lambda: cast(AsyncClient, daemon),
-            names,
+        rules = GatewayRules(
+            names=dict(names),
+            hosts=tuple(hosts),
+            origins=tuple(origins),
             refuses_unread=refuses_unread,
             adds_models=adds_models,
         )
+        self.gateway = Gateway(lambda: cast(AsyncClient, daemon), rules)
         self._keys = keys or Keys()
-        self._app: Guard = self.gateway.app(host, self._keys, hosts, origins)
+        self._app: Guard = self.gateway.app(host, self._keys)
 
     async def ask(
         self,
