@@ -528,9 +528,9 @@ def test_the_first_key_and_the_end_of_the_last_one_are_asked_about_on_a_terminal
 
     code, err = typed("n\n", "new", "a")
     assert (code, "every request over HTTP needs one" in err, keys.exists()) == (1, True, False)
-    assert typed("y\n", "new", "a")[0] == 0
+    assert typed("y\n", "new", "a", "--account", "alice")[0] == 0
     _, out, _ = run(capsys, "key", "list", "--json", "--config", str(config))
-    assert [(one["name"], one["account"]) for one in json.loads(out)["keys"]] == [("a", "a")]
+    assert [(one["name"], one["account"]) for one in json.loads(out)["keys"]] == [("a", "alice")]
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
     assert typed("", "new", "b")[0] == typed("", "revoke", "b")[0] == 0, "nothing is asked then"
     code, err = typed("n\n", "revoke", "a")

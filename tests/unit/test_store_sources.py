@@ -29,6 +29,7 @@ from support.models.safetensors_files import llama_arrays, write_folder
         ("x.gguf", " does not exist"),
         ("https://h.example/datasets/a/b", "is the address of a dataset"),
         ("https://h.example/a/b/resolve/main/q.gguf", "is the address of one file"),
+        ("https://h.example", "is not the address of a model"),
         ("https://h.example/a", "is not the address of a model"),
         ("h.example/../..", "is not the address of a model"),
         ("https://[h/a/b", "is not the address of a model"),
@@ -85,6 +86,8 @@ def test_name_that_two_models_have_is_refused_with_both(home: Path) -> None:
     assert caught.value.code == "ambiguous"
     for place in (".lmstudio/models/a/Twice", ".mlxsup/models/Twice"):
         assert str(home / place) in caught.value.message
+    named = caught.value.hint.removeprefix("`mlxsup add ").removesuffix("`")
+    assert find_source(named).folder == home / ".lmstudio/models/a/Twice"
     assert find_source("a/Twice").folder == home / ".lmstudio/models/a/Twice"
     assert find_source("Twice").folder == home / ".mlxsup/models/Twice"
 
