@@ -13,19 +13,23 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import click
 import psutil
 import pytest
 
+from mlxsup.cli import changes
 from mlxsup.cli import main as cli
 from mlxsup.cli.arguments import completions, request_called
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
+from mlxsup.cli.commands import key as commands_key
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.init import init
@@ -35,6 +39,7 @@ from mlxsup.cli.commands.settings import effect_of
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.connection import explain_request_error
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
+from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.client import RequestError
 from mlxsup.protocol.download import FoundRepository
@@ -543,6 +548,29 @@ def test_the_first_key_and_the_end_of_the_last_one_are_asked_about_on_a_terminal
     assert typed("", "new", "c")[0] == 0, "nothing worked without a key before"
 
 
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("0.0.0.0:8484", "keys stay necessary, because gateway.listen"),
+        ("127.0.0.1:8484", "within a second, requests need none"),
+        (None, "within a second, requests need none"),
+    ],
+)
+def test_where_http_is_served_by_option_decides_whether_keys_stay_necessary(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    address: str | None,
+    says: str,
+) -> None:
+    status = {"gateway": address and {"address": address}}
+    monkeypatch.setattr(commands_key, "status_of_daemon", lambda target: status)
+    config = tmp_path / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n')
+    code, _, err = run(capsys, "key", "off", "--yes", "--config", str(config))
+    assert (code, err.startswith(says)) == (0, True)
+
+
 def test_stop_succeeds_if_no_daemon_runs_and_names_no_option_for_a_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -650,6 +678,29 @@ def test_stop_succeeds_only_when_every_process_has_ended(
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
     assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"
     assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)
+
+
+def test_progress_is_that_of_the_model_alone_and_no_longer_heard_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "QUIET_S", 0.0)
+    have_been_heard, is_closed = threading.Event(), threading.Event()
+
+    class Changes:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for name in ("other", "m"):
+                yield {"model": name, "from": "LOADING", "to": "READY"}
+            have_been_heard.set()
+
+        def close(self) -> None:
+            is_closed.set()
+
+    rows = [{"name": name, "aliases": [f"{name}2"], "state": "LOADING"} for name in ("other", "m")]
+    daemon: Any = SimpleNamespace(events=Changes, status=lambda: {"models": rows})
+    with changes.progress_shown(daemon, "m2", Output()):
+        eventually(have_been_heard.is_set)
+    said = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert (said, is_closed.is_set()) == (["m: LOADING", "m: LOADING → READY"], True)
 
 
 def test_a_shell_is_given_no_word_that_it_would_take_for_more() -> None:
