@@ -538,9 +538,14 @@ def test_a_daemon_whose_start_is_interrupted_does_not_stay(
 
 def test_an_interrupt_waits_for_the_end_of_what_it_must_not_cut() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), held_interrupt():
+
+    @held_interrupt()
+    def begin() -> None:
         signal.raise_signal(signal.SIGINT)
         done.append("to its end")
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
     assert done
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
