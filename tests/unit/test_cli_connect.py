@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import pprint
 import re
+import signal
+import subprocess
 import tomllib
 from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import click
 import pytest
@@ -19,7 +22,7 @@ from syrupy.assertion import SnapshotAssertion
 from mlxsup.cli import keys
 from mlxsup.cli.commands import connect, launch
 from mlxsup.cli.commands.connect import ANY_KEY, TOOLS, Model, Site, site_of
-from mlxsup.cli.commands.launch import AGENTS
+from mlxsup.cli.commands.launch import AGENTS, Start
 from mlxsup.cli.connection import Target
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.keys import LAUNCH_KEY, LAUNCH_SUFFIX, find_keys, launch_key
@@ -194,6 +197,27 @@ def test_agent_asks_this_machine_without_a_proxy(
         monkeypatch.setenv(name, value)
     here = "127.0.0.1,localhost,::1"
     assert launch._direct() == {name: kept + here for name, kept in direct.items()}
+
+
+def test_signal_that_comes_while_the_agent_is_started_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = Mock()
+    agent.wait.return_value = -signal.SIGTERM
+
+    def popen(*_: object, **__: object) -> Mock:
+        signal.raise_signal(signal.SIGTERM)
+        return agent
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    try:
+        code = launch._run("/bin/agent", "agent", Start(), ())
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert (code, agent.send_signal.mock_calls) == (128 + signal.SIGTERM, [call(signal.SIGTERM)])
 
 
 # ---------------------------------------------------------------- keys
