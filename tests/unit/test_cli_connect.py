@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pprint
 import re
+import shutil
 import signal
 import subprocess
 import tomllib
@@ -197,6 +198,34 @@ def test_agent_asks_this_machine_without_a_proxy(
         monkeypatch.setenv(name, value)
     here = "127.0.0.1,localhost,::1"
     assert launch._direct() == {name: kept + here for name, kept in direct.items()}
+
+
+@pytest.mark.parametrize(
+    ("is_new", "model", "expected"),
+    [
+        (True, "m", ["the key counts"]),
+        (False, "m", []),
+        (True, "frozen", ["the key counts", "load cold"]),
+    ],
+)
+def test_agent_starts_once_its_key_counts_and_its_model_is_loaded(
+    is_new: bool, model: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    client = SimpleNamespace(status=status, load=lambda name: steps.append(f"load {name}"))
+    for name, played in {
+        "connect": lambda target: nullcontext(client),
+        "status_of_daemon": lambda target, limit_s: status(),
+        "launch_key": lambda target, is_made: ("a key", is_new),
+        "_wait_for_key": lambda url, key: steps.append("the key counts"),
+        "progress_shown": lambda client, model, output: nullcontext(),
+        "_run": lambda executable, agent, start, arguments: steps.append(agent),
+    }.items():
+        monkeypatch.setattr(launch, name, played)
+    monkeypatch.setattr(shutil, "which", lambda agent: f"/bin/{agent}")
+    with pytest.raises(SystemExit):
+        main(["launch", "aider", "--model", model])
+    assert steps == [*expected, "aider"]
 
 
 def test_signal_that_comes_while_the_agent_is_started_reaches_it(
