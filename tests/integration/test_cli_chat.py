@@ -171,11 +171,11 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
         supervisor,
         "one", "", "/system Be kind.", "two", "/retry", "/clear", "/system -",
         "/set temperature 0.5", "/set top_k 3", "/set think off", "three", "/set temperature -",
-        "/model other:hot", "/retry", "/etc is a folder", "/exit", "never sent",
+        "/model other:hot", "/retry", "/etc is a folder", "bye", "/exit", "never sent",
         options=("--system", "Be brief."), HOME=str(tmp_path),
     )  # fmt: skip
     assert (status, err) == (0, "")
-    assert out == "".join(f"answer {number}\n" for number in range(1, 7))
+    assert out == "".join(f"answer {number}\n" for number in range(1, 8))
     assert said(supervisor) == [
         ["Be brief.", "one"],
         ["Be kind.", "one", "answer 1", "two"],
@@ -183,6 +183,7 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
         ["three"],
         ["three"],
         ["three", "answer 5", "/etc is a folder"],
+        ["three", "answer 5", "/etc is a folder", "answer 6", "bye"],
     ]
     parameters = [
         {name: value for name, value in sent(g).items() if name != "messages"}
@@ -191,8 +192,8 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
     off = {"enable_thinking": False, "thinking": False}
     kept = {"top_k": 3, "chat_template_kwargs": off}
     hot = {**kept, "min_p": 0.5}
-    assert parameters == [{}, {}, {}, {"temperature": 0.5, **kept}, hot, hot]
-    assert [g.model for g in supervisor.got(Generate)] == ["m"] * 4 + ["other"] * 2
+    assert parameters == [{}, {}, {}, {"temperature": 0.5, **kept}, hot, hot, hot]
+    assert [g.model for g in supervisor.got(Generate)] == ["m"] * 4 + ["other"] * 3
     assert not (tmp_path / ".mlxsup").exists(), "a script has no history"
 
 

@@ -25,12 +25,15 @@ import click
 import psutil
 import pytest
 
-from mlxsup.cli import changes
+from mlxsup.cli import changes, conversion
 from mlxsup.cli import main as cli
 from mlxsup.cli.arguments import completions, request_called
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
+from mlxsup.cli.commands import add as commands_add
 from mlxsup.cli.commands import key as commands_key
+from mlxsup.cli.commands import lifecycle
 from mlxsup.cli.commands import rm as commands_rm
+from mlxsup.cli.commands import search as commands_search
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
@@ -38,6 +41,7 @@ from mlxsup.cli.commands.search import fits
 from mlxsup.cli.commands.settings import effect_of
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.connection import explain_request_error
+from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.status import broken_parts
@@ -471,6 +475,83 @@ def test_a_configuration_that_the_system_does_not_open_is_a_bad_one(
     assert os.strerror(errno.ENAMETOOLONG) in err
 
 
+@pytest.mark.parametrize("command", ["models", "show m", "plan", "plan m"])
+def test_a_configuration_that_is_named_and_missing_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "none.toml"
+    code, out, err = run(capsys, *command.split(), "--config", str(path))
+    assert (code, f"{path} does not exist" in err) == (78, True), out
+
+
+def test_load_of_an_adapter_loads_its_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    row = {"name": "m", "aliases": [], "adapters": {"sql": "/sql"}}
+    daemon = SimpleNamespace(
+        status=lambda: {"models": [row]}, load=lambda name, **_: loaded.append(name)
+    )
+    monkeypatch.setattr(lifecycle, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(lifecycle, "progress_shown", lambda *_: nullcontext())
+    monkeypatch.setattr(lifecycle, "_show_changed", lambda *_: None)
+    assert (run(capsys, "load", "m:sql")[0], loaded) == (0, ["m"])
+
+
+def test_daemon_is_asked_to_add_the_revision_of_an_address(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    asked: list[tuple[str, str | None, str | None]] = []
+
+    def add(reference: str, *, name: str | None, revision: str | None) -> dict[str, Any]:
+        asked.append((reference, name, revision))
+        return {"model": "n", "added": ["n"], "config_path": None}
+
+    daemon = SimpleNamespace(status=lambda: {"models": []}, add=add)
+    monkeypatch.setattr(commands_add, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(commands_add, "status_of_daemon", lambda target: daemon.status())
+    monkeypatch.setattr(commands_add, "_made_ready", lambda source, *_, **__: source)
+    for model in ("https://h.example/o/n/tree/v2", str(tmp_path)):
+        assert run(capsys, "add", model, "--as", "n", "--no-load")[0] == 0
+    assert asked == [("o/n", "n", "v2"), (str(tmp_path), "n", None)]
+
+
+@pytest.mark.parametrize(
+    ("bits", "free", "is_enough"),
+    [(None, 1600, True), (None, 1599, False), (4, 800, True), (4, 399, False), (16, 1600, True)],
+)
+def test_a_conversion_needs_room_for_what_it_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bits: int | None, free: int, is_enough: bool
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1600))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    refused = nullcontext() if is_enough else pytest.raises(CliError, match="has only")
+    with refused:
+        conversion._check_room(tmp_path, tmp_path / "new", bits, "again")
+
+
+def test_the_last_error_of_a_conversion_is_that_of_the_command() -> None:
+    printed = "error: one tensor is odd\nerror: the file is damaged\nand more\n"
+    assert conversion._failure(65, printed, Path("/m")).message == "the file is damaged"
+
+
+def test_a_search_names_the_first_model_that_can_be_had(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(repo: str, size_bytes: int, *, is_gated: bool = False) -> FoundRepository:
+        return FoundRepository(
+            repo=repo, downloads=1, size_bytes=size_bytes, is_gated=is_gated, licence=""
+        )
+
+    listed = [found("o/large", 11), found("o/gated", 5, is_gated=True), found("o/fits", 5)]
+    monkeypatch.setattr(commands_search, "_find", lambda words, output: listed)
+    monkeypatch.setattr(commands_search, "_budget_bytes", lambda: 10)
+    code, out, err = run(capsys, "search", "a")
+    assert (code, err) == (0, "hint: `mlxsup run o/fits`\n")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["o/large", "o/gated", "o/fits"]
+
+
 def test_what_the_system_takes_for_no_name_of_a_file_is_no_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -537,6 +618,9 @@ def test_the_first_key_and_the_end_of_the_last_one_are_asked_about_on_a_terminal
     _, out, _ = run(capsys, "key", "list", "--json", "--config", str(config))
     assert [(one["name"], one["account"]) for one in json.loads(out)["keys"]] == [("a", "alice")]
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    made = run(capsys, "key", "new", "c", "--account", "carol", "--json", "--config", str(config))
+    assert json.loads(made[1])["account"] == "carol"
+    assert typed("", "revoke", "c")[0] == 0
     assert typed("", "new", "b")[0] == typed("", "revoke", "b")[0] == 0, "nothing is asked then"
     code, err = typed("n\n", "revoke", "a")
     assert (code, "error: no key was revoked" in err) == (1, True)
