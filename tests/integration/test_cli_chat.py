@@ -207,6 +207,7 @@ def test_failed_turn_of_a_pipe_ends_the_chat(supervisor: ScriptedSupervisor) -> 
     status, out, err = chat(supervisor, "a", "too much", "c")
     assert (status, out) == (1, "answer 1\n")
     assert "`/clear` starts a new conversation" in err
+    assert "/clear" not in chat(supervisor, "too much")[2], "nothing could be cleared"
     status, out, err = chat(supervisor, "\udcff")
     assert (status, out) == (64, "")
     assert "not UTF-8" in err

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import click
 import psutil
@@ -461,6 +462,9 @@ def test_a_file_that_is_refused_is_named_and_is_not_called_the_output(
     assert (code, err) == (1, "")
     error = json.loads(out)["error"]
     assert (error["code"], error["message"]) == ("system", "/some/file: Permission denied")
+    monkeypatch.setattr(cli.root, "invoke", Mock(side_effect=MemoryError))
+    code, out, _ = run(capsys, "status", "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (1, "system")
 
 
 @pytest.mark.parametrize(

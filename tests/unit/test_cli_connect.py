@@ -269,6 +269,8 @@ def test_keys_are_those_of_the_daemon_that_runs_or_of_the_file_that_was_named(
     assert find_keys(Target(config=config)).file == home / f"new{KEYS_SUFFIX}"
     monkeypatch.setattr(keys, "lock_holder", lambda endpoint: "a daemon")
     assert find_keys(Target(config=config)) == recorded
+    usual = Target(endpoint=f"ipc://{home}/.mlxsup/run/client.sock")
+    assert find_keys(usual).file == home / ".mlxsup" / f"config{KEYS_SUFFIX}"
     with pytest.raises(CliError, match="no daemon has run at"):
         find_keys(Target(endpoint=f"ipc://{home}/other/client.sock"))
 
