@@ -11,7 +11,6 @@ import traceback
 
 from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.download import (
-    DownloadFailed,
     DownloadProblem,
     DownloadReport,
     DownloadSpec,
@@ -20,13 +19,12 @@ from mlxsup.protocol.download import (
     report_line,
 )
 
-FAILED_EXIT = 1
 BAD_SPEC_EXIT = 64
 ORPHANED_EXIT = 1
 
 
 def run() -> int:
-    """Download what the spec on standard input names, and return the exit code."""
+    """Carry out the spec on standard input, whose end is reported, and return the exit code."""
     # A Ctrl-C in the terminal is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -35,9 +33,8 @@ def run() -> int:
         print(f"mlxsup downloader: {error}; `mlxsup pull` starts one", file=sys.stderr)
         return BAD_SPEC_EXIT
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
-    report = _carry_out(spec.repository or Search(spec.words))
-    _say(report)
-    return FAILED_EXIT if isinstance(report, DownloadFailed) else 0
+    _say(_carry_out(spec.repository or Search(spec.words)))
+    return 0
 
 
 def _carry_out(work: Repository | Search) -> DownloadReport:

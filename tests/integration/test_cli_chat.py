@@ -38,6 +38,9 @@ NO_ROOM = "prompt is too long: 99 tokens > 31; this model's maximum context leng
 LOADING = {"state": "LOADING", "phase": "weights from a disk that is slow", "fraction": 0.5}
 
 
+OTHER = {"name": "other", "presets": {"hot": {"min_p": 0.5}}}
+
+
 class Answers:
     """A script: two models, and answers that are numbered, or as the turn says."""
 
@@ -48,7 +51,7 @@ class Answers:
 
     def __call__(self, peer: Peer, message: Message) -> None:
         if isinstance(message, StatusQuery):
-            answer(peer, message, models=[{"name": "m"}, {"name": "other"}])
+            answer(peer, message, models=[{"name": "m"}, OTHER])
         elif isinstance(message, Generate):
             self._generate(peer, message)
         elif isinstance(message, Ping):
@@ -168,11 +171,11 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
         supervisor,
         "one", "", "/system Be kind.", "two", "/retry", "/clear", "/system -",
         "/set temperature 0.5", "/set top_k 3", "/set think off", "three", "/set temperature -",
-        "/model other", "/retry", "/etc is a folder", "/exit", "never sent",
+        "/model other:hot", "/retry", "/etc is a folder", "bye", "/exit", "never sent",
         options=("--system", "Be brief."), HOME=str(tmp_path),
     )  # fmt: skip
     assert (status, err) == (0, "")
-    assert out == "".join(f"answer {number}\n" for number in range(1, 7))
+    assert out == "".join(f"answer {number}\n" for number in range(1, 8))
     assert said(supervisor) == [
         ["Be brief.", "one"],
         ["Be kind.", "one", "answer 1", "two"],
@@ -180,6 +183,7 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
         ["three"],
         ["three"],
         ["three", "answer 5", "/etc is a folder"],
+        ["three", "answer 5", "/etc is a folder", "answer 6", "bye"],
     ]
     parameters = [
         {name: value for name, value in sent(g).items() if name != "messages"}
@@ -187,8 +191,9 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
     ]
     off = {"enable_thinking": False, "thinking": False}
     kept = {"top_k": 3, "chat_template_kwargs": off}
-    assert parameters == [{}, {}, {}, {"temperature": 0.5, **kept}, kept, kept]
-    assert [g.model for g in supervisor.got(Generate)] == ["m"] * 4 + ["other"] * 2
+    hot = {**kept, "min_p": 0.5}
+    assert parameters == [{}, {}, {}, {"temperature": 0.5, **kept}, hot, hot, hot]
+    assert [g.model for g in supervisor.got(Generate)] == ["m"] * 4 + ["other"] * 3
     assert not (tmp_path / ".mlxsup").exists(), "a script has no history"
 
 
@@ -202,6 +207,7 @@ def test_failed_turn_of_a_pipe_ends_the_chat(supervisor: ScriptedSupervisor) -> 
     status, out, err = chat(supervisor, "a", "too much", "c")
     assert (status, out) == (1, "answer 1\n")
     assert "`/clear` starts a new conversation" in err
+    assert "/clear" not in chat(supervisor, "too much")[2], "nothing could be cleared"
     status, out, err = chat(supervisor, "\udcff")
     assert (status, out) == (64, "")
     assert "not UTF-8" in err

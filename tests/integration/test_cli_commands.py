@@ -28,6 +28,7 @@ from mlxsup.protocol.client_messages import (
     Stop,
     Unload,
 )
+from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.log_files import FollowedFile
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import VERSION
@@ -194,6 +195,25 @@ def test_generate_prints_the_text_and_nothing_else(supervisor: ScriptedSuperviso
     assert on_terminal(["generate", "smollm2", "x", *where]) == "Hällo wörld\n"
     done = at(supervisor, "generate", "smollm2", "-", stdin="\udcff")
     assert (done.returncode, done.stdout, "not UTF-8" in done.stderr) == (64, "", True)
+
+
+def test_a_preset_is_below_the_options_and_raw_text_has_no_template(
+    supervisor: ScriptedSupervisor, script: Script
+) -> None:
+    kwargs = {"chat_template_kwargs": {"mood": "good"}}
+    script.models[0]["presets"] = {"warm": {"temperature": 0.5, **kwargs}}
+    expected = [
+        ([], {"temperature": 0.5, **kwargs}),
+        (["--temperature", "1"], {"temperature": 1.0, **kwargs}),
+        (["--raw"], {"temperature": 0.5, "prompt": "x"}),
+    ]
+    for options, _ in expected:
+        assert at(supervisor, "generate", "smollm2:warm", "x", *options).returncode == 0
+    asked = [decode_body(message.body).to_wire() for message in supervisor.got(Generate)]
+    for body in asked[:2]:
+        assert [one["content"] for one in body.pop("messages")] == ["x"]
+        body.pop("messages_as_text")
+    assert asked == [body for _, body in expected]
 
 
 def test_generate_that_breaks_off_exits_1_and_says_how_far_it_came(

@@ -467,7 +467,10 @@ def test_refusal_without_a_token_says_to_log_in(hub: LocalHub, code: str) -> Non
     assert failure().hint.endswith(" set HF_TOKEN, or use `hf auth login`")
 
 
-def test_search_takes_what_a_hub_lists_with_care(hub: LocalHub) -> None:
+def test_search_takes_what_a_hub_lists_with_care(
+    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)  # the user's own models are listed, too
     listed: list[Any] = [
         {"id": "a/b", "downloads": 5, "gated": "auto", "tags": ["mlx", 3, "license:mit"],
          "safetensors": {"parameters": {"BF16": 10, "U8": 3, "F32": -9, "I32": "x"}}},
@@ -479,6 +482,7 @@ def test_search_takes_what_a_hub_lists_with_care(hub: LocalHub) -> None:
         FoundRepository(repo="a/b", downloads=5, size_bytes=23, is_gated=True, licence="mit"),
         FoundRepository(repo="a/c", downloads=0, size_bytes=0, is_gated=False, licence=""),
     ]
+    assert [one.authorization for one in hub.asked] == [f"Bearer {TOKEN}"]
 
 
 # ---------------------------------------------------------------- parts of a download
@@ -533,7 +537,9 @@ def test_progress_is_that_of_the_bar_that_is_ahead(monkeypatch: pytest.MonkeyPat
 
 def test_reference_of_a_branch_is_replaced_and_of_a_commit_not_written(tmp_path: Path) -> None:
     write_reference(tmp_path, "refs/pr/1", "a" * 40)
-    write_reference(tmp_path, "refs/pr/1", "b" * 40)
+    with (tmp_path / "refs/refs/pr/1").open() as reader:
+        write_reference(tmp_path, "refs/pr/1", "b" * 40)
+        assert reader.read() == "a" * 40, "a worker reads the old one or the new one"
     assert commit_of(tmp_path, "refs/pr/1") == "b" * 40
     assert [path.name for path in (tmp_path / "refs/refs/pr").iterdir()] == ["1"]
     write_reference(tmp_path, "c" * 40, "c" * 40)

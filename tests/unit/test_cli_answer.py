@@ -12,7 +12,12 @@ from typing import Any, cast
 import pytest
 
 from mlxsup.cli.terminal import answer
-from mlxsup.cli.terminal.answer import AnswerScreen, column_after, empty_remark
+from mlxsup.cli.terminal.answer import (
+    AnswerScreen,
+    cancelled_text,
+    column_after,
+    empty_remark,
+)
 from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.text import cell_len
 from mlxsup.cli.terminal.writer import GuardedStream
@@ -113,6 +118,16 @@ def test_an_answer_with_nothing_to_read_is_remarked(remark: str, about: dict[str
     found = empty_remark(cast(Result, result))
     assert found.startswith(remark)
     assert bool(found) == bool(remark)
+
+
+def test_an_interrupt_says_whether_a_load_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Answer(monkeypatch)
+    stays = "Cancelled. The model stays loaded."
+    assert cancelled_text(shown.screen) == stays
+    shown.wait("loading", state="LOADING")
+    assert "m continues to load; `mlxsup unload m`" in cancelled_text(shown.screen)
+    shown.say("one")
+    assert cancelled_text(shown.screen) == stays
 
 
 class Timers:

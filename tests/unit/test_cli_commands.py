@@ -13,20 +13,28 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import click
 import psutil
 import pytest
 
+from mlxsup.cli import changes, conversion
 from mlxsup.cli import main as cli
 from mlxsup.cli.arguments import completions, request_called
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
+from mlxsup.cli.commands import add as commands_add
+from mlxsup.cli.commands import key as commands_key
+from mlxsup.cli.commands import lifecycle
 from mlxsup.cli.commands import rm as commands_rm
+from mlxsup.cli.commands import search as commands_search
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
@@ -34,7 +42,9 @@ from mlxsup.cli.commands.search import fits
 from mlxsup.cli.commands.settings import effect_of
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.connection import explain_request_error
+from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
+from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.client import RequestError
 from mlxsup.protocol.download import FoundRepository
@@ -452,6 +462,9 @@ def test_a_file_that_is_refused_is_named_and_is_not_called_the_output(
     assert (code, err) == (1, "")
     error = json.loads(out)["error"]
     assert (error["code"], error["message"]) == ("system", "/some/file: Permission denied")
+    monkeypatch.setattr(cli.root, "invoke", Mock(side_effect=MemoryError))
+    code, out, _ = run(capsys, "status", "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (1, "system")
 
 
 @pytest.mark.parametrize(
@@ -464,6 +477,83 @@ def test_a_configuration_that_the_system_does_not_open_is_a_bad_one(
     code, _, err = run(capsys, *command, str(path))
     assert code == 78
     assert os.strerror(errno.ENAMETOOLONG) in err
+
+
+@pytest.mark.parametrize("command", ["models", "show m", "plan", "plan m"])
+def test_a_configuration_that_is_named_and_missing_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "none.toml"
+    code, out, err = run(capsys, *command.split(), "--config", str(path))
+    assert (code, f"{path} does not exist" in err) == (78, True), out
+
+
+def test_load_of_an_adapter_loads_its_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    row = {"name": "m", "aliases": [], "adapters": {"sql": "/sql"}}
+    daemon = SimpleNamespace(
+        status=lambda: {"models": [row]}, load=lambda name, **_: loaded.append(name)
+    )
+    monkeypatch.setattr(lifecycle, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(lifecycle, "progress_shown", lambda *_: nullcontext())
+    monkeypatch.setattr(lifecycle, "_show_changed", lambda *_: None)
+    assert (run(capsys, "load", "m:sql")[0], loaded) == (0, ["m"])
+
+
+def test_daemon_is_asked_to_add_the_revision_of_an_address(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    asked: list[tuple[str, str | None, str | None]] = []
+
+    def add(reference: str, *, name: str | None, revision: str | None) -> dict[str, Any]:
+        asked.append((reference, name, revision))
+        return {"model": "n", "added": ["n"], "config_path": None}
+
+    daemon = SimpleNamespace(status=lambda: {"models": []}, add=add)
+    monkeypatch.setattr(commands_add, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(commands_add, "status_of_daemon", lambda target: daemon.status())
+    monkeypatch.setattr(commands_add, "_made_ready", lambda source, *_, **__: source)
+    for model in ("https://h.example/o/n/tree/v2", str(tmp_path)):
+        assert run(capsys, "add", model, "--as", "n", "--no-load")[0] == 0
+    assert asked == [("o/n", "n", "v2"), (str(tmp_path), "n", None)]
+
+
+@pytest.mark.parametrize(
+    ("bits", "free", "is_enough"),
+    [(None, 1600, True), (None, 1599, False), (4, 800, True), (4, 399, False), (16, 1600, True)],
+)
+def test_a_conversion_needs_room_for_what_it_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bits: int | None, free: int, is_enough: bool
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1600))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    refused = nullcontext() if is_enough else pytest.raises(CliError, match="has only")
+    with refused:
+        conversion._check_room(tmp_path, tmp_path / "new", bits, "again")
+
+
+def test_the_last_error_of_a_conversion_is_that_of_the_command() -> None:
+    printed = "error: one tensor is odd\nerror: the file is damaged\nand more\n"
+    assert conversion._failure(65, printed, Path("/m")).message == "the file is damaged"
+
+
+def test_a_search_names_the_first_model_that_can_be_had(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(repo: str, size_bytes: int, *, is_gated: bool = False) -> FoundRepository:
+        return FoundRepository(
+            repo=repo, downloads=1, size_bytes=size_bytes, is_gated=is_gated, licence=""
+        )
+
+    listed = [found("o/large", 11), found("o/gated", 5, is_gated=True), found("o/fits", 5)]
+    monkeypatch.setattr(commands_search, "_find", lambda words, output: listed)
+    monkeypatch.setattr(commands_search, "_budget_bytes", lambda: 10)
+    code, out, err = run(capsys, "search", "a")
+    assert (code, err) == (0, "hint: `mlxsup run o/fits`\n")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["o/large", "o/gated", "o/fits"]
 
 
 def test_what_the_system_takes_for_no_name_of_a_file_is_no_model(
@@ -528,10 +618,13 @@ def test_the_first_key_and_the_end_of_the_last_one_are_asked_about_on_a_terminal
 
     code, err = typed("n\n", "new", "a")
     assert (code, "every request over HTTP needs one" in err, keys.exists()) == (1, True, False)
-    assert typed("y\n", "new", "a")[0] == 0
+    assert typed("y\n", "new", "a", "--account", "alice")[0] == 0
     _, out, _ = run(capsys, "key", "list", "--json", "--config", str(config))
-    assert [(one["name"], one["account"]) for one in json.loads(out)["keys"]] == [("a", "a")]
+    assert [(one["name"], one["account"]) for one in json.loads(out)["keys"]] == [("a", "alice")]
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    made = run(capsys, "key", "new", "c", "--account", "carol", "--json", "--config", str(config))
+    assert json.loads(made[1])["account"] == "carol"
+    assert typed("", "revoke", "c")[0] == 0
     assert typed("", "new", "b")[0] == typed("", "revoke", "b")[0] == 0, "nothing is asked then"
     code, err = typed("n\n", "revoke", "a")
     assert (code, "error: no key was revoked" in err) == (1, True)
@@ -541,6 +634,29 @@ def test_the_first_key_and_the_end_of_the_last_one_are_asked_about_on_a_terminal
     keys.unlink()
     (tmp_path / "run" / "keys_in_force").unlink()
     assert typed("", "new", "c")[0] == 0, "nothing worked without a key before"
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("0.0.0.0:8484", "keys stay necessary, because gateway.listen"),
+        ("127.0.0.1:8484", "within a second, requests need none"),
+        (None, "within a second, requests need none"),
+    ],
+)
+def test_where_http_is_served_by_option_decides_whether_keys_stay_necessary(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    address: str | None,
+    says: str,
+) -> None:
+    status = {"gateway": address and {"address": address}}
+    monkeypatch.setattr(commands_key, "status_of_daemon", lambda target: status)
+    config = tmp_path / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n')
+    code, _, err = run(capsys, "key", "off", "--yes", "--config", str(config))
+    assert (code, err.startswith(says)) == (0, True)
 
 
 def test_stop_succeeds_if_no_daemon_runs_and_names_no_option_for_a_model(
@@ -650,6 +766,29 @@ def test_stop_succeeds_only_when_every_process_has_ended(
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
     assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"
     assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)
+
+
+def test_progress_is_that_of_the_model_alone_and_no_longer_heard_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "QUIET_S", 0.0)
+    have_been_heard, is_closed = threading.Event(), threading.Event()
+
+    class Changes:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for name in ("other", "m"):
+                yield {"model": name, "from": "LOADING", "to": "READY"}
+            have_been_heard.set()
+
+        def close(self) -> None:
+            is_closed.set()
+
+    rows = [{"name": name, "aliases": [f"{name}2"], "state": "LOADING"} for name in ("other", "m")]
+    daemon: Any = SimpleNamespace(events=Changes, status=lambda: {"models": rows})
+    with changes.progress_shown(daemon, "m2", Output()):
+        eventually(have_been_heard.is_set)
+    said = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert (said, is_closed.is_set()) == (["m: LOADING", "m: LOADING → READY"], True)
 
 
 def test_a_shell_is_given_no_word_that_it_would_take_for_more() -> None:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import pprint
 import re
+import shutil
+import signal
+import subprocess
 import tomllib
 from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import click
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from mlxsup.cli import keys
 from mlxsup.cli.commands import connect, launch
 from mlxsup.cli.commands.connect import ANY_KEY, TOOLS, Model, Site, site_of
-from mlxsup.cli.commands.launch import AGENTS
+from mlxsup.cli.commands.launch import AGENTS, Start
+from mlxsup.cli.connection import Target
 from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.keys import LAUNCH_KEY, LAUNCH_SUFFIX, find_keys, launch_key
 from mlxsup.cli.main import main
+from mlxsup.protocol.key_file import KEYS_SUFFIX, KeyPlace, add_key, digest_of, read_keys
 
 URL = "http://127.0.0.1:8484"
 STRANGE = 'a "model"\n\\ü: [x]'
@@ -190,3 +198,96 @@ def test_agent_asks_this_machine_without_a_proxy(
         monkeypatch.setenv(name, value)
     here = "127.0.0.1,localhost,::1"
     assert launch._direct() == {name: kept + here for name, kept in direct.items()}
+
+
+@pytest.mark.parametrize(
+    ("is_new", "model", "expected"),
+    [
+        (True, "m", ["the key counts"]),
+        (False, "m", []),
+        (True, "frozen", ["the key counts", "load cold"]),
+    ],
+)
+def test_agent_starts_once_its_key_counts_and_its_model_is_loaded(
+    is_new: bool, model: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    client = SimpleNamespace(status=status, load=lambda name: steps.append(f"load {name}"))
+    for name, played in {
+        "connect": lambda target: nullcontext(client),
+        "status_of_daemon": lambda target, limit_s: status(),
+        "launch_key": lambda target, is_made: ("a key", is_new),
+        "_wait_for_key": lambda url, key: steps.append("the key counts"),
+        "progress_shown": lambda client, model, output: nullcontext(),
+        "_run": lambda executable, agent, start, arguments: steps.append(agent),
+    }.items():
+        monkeypatch.setattr(launch, name, played)
+    monkeypatch.setattr(shutil, "which", lambda agent: f"/bin/{agent}")
+    with pytest.raises(SystemExit):
+        main(["launch", "aider", "--model", model])
+    assert steps == [*expected, "aider"]
+
+
+def test_signal_that_comes_while_the_agent_is_started_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = Mock()
+    agent.wait.return_value = -signal.SIGTERM
+
+    def popen(*_: object, **__: object) -> Mock:
+        signal.raise_signal(signal.SIGTERM)
+        return agent
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    try:
+        code = launch._run("/bin/agent", "agent", Start(), ())
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert (code, agent.send_signal.mock_calls) == (128 + signal.SIGTERM, [call(signal.SIGTERM)])
+
+
+# ---------------------------------------------------------------- keys
+
+
+@pytest.fixture
+def config(home: Path) -> Path:
+    path = home / "new.toml"
+    path.write_text('[supervisor]\nruntime_dir = "run"\n')
+    (home / "run").mkdir(mode=0o700)
+    return path
+
+
+def test_keys_are_those_of_the_daemon_that_runs_or_of_the_file_that_was_named(
+    home: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = KeyPlace.beside(home / "old.toml", home / "run")
+    recorded.record()
+    assert find_keys(Target(endpoint=f"ipc://{home}/run/client.sock")) == recorded
+    assert find_keys(Target(config=config)).file == home / f"new{KEYS_SUFFIX}"
+    monkeypatch.setattr(keys, "lock_holder", lambda endpoint: "a daemon")
+    assert find_keys(Target(config=config)) == recorded
+    usual = Target(endpoint=f"ipc://{home}/.mlxsup/run/client.sock")
+    assert find_keys(usual).file == home / ".mlxsup" / f"config{KEYS_SUFFIX}"
+    with pytest.raises(CliError, match="no daemon has run at"):
+        find_keys(Target(endpoint=f"ipc://{home}/other/client.sock"))
+
+
+def test_key_of_agents_whose_file_is_lost_is_replaced(home: Path, config: Path) -> None:
+    target = Target(config=config)
+    assert launch_key(target, is_made=True) == (None, False), "none is needed yet"
+    place = find_keys(target)
+    add_key(place, name="laptop", account="laptop", is_operator=False, created="now")
+    first, is_new = launch_key(target, is_made=True)
+    assert is_new
+    assert launch_key(target, is_made=False) == (first, False)
+    (home / f"new{LAUNCH_SUFFIX}").unlink()
+    assert launch_key(target, is_made=False) == (None, True)
+    second, is_new = launch_key(target, is_made=True)
+    assert is_new
+    assert second is not None
+    made = {one.name: one.digest for one in read_keys(place.file) or ()}
+    assert list(made) == ["laptop", LAUNCH_KEY]
+    assert made[LAUNCH_KEY] == digest_of(second)

@@ -8,6 +8,7 @@ import plistlib
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +208,29 @@ def test_what_is_in_order_is_said_to_be(
     plant(machine)
     found = machine.findings()
     assert {one.level for one in found} == {Level.OK}, found
+    assert [one.subject for one in found][:2] == ["software", "configuration"]
     assert not any(one.why or one.fix or one.command for one in found)
+
+
+def test_a_file_that_is_not_there_is_to_be_made_and_another_one_to_be_corrected(
+    machine: Machine,
+) -> None:
+    for path, fix in ((machine.home, "correct that line"), (Path("/none"), "`mlxsup init /none`")):
+        machine.has(config=path, loaded=None, problems=("it is wrong",))
+        [found] = [one for one in machine.findings() if one.level is Level.PROBLEM]
+        assert fix in found.fix
+
+
+def test_every_command_of_a_finding_has_the_options_that_were_given() -> None:
+    found = Finding("x", "`mlxsup status`", level=Level.NOTE, fix="`mlxsup stop`")
+    shown = doctor._with_options(
+        replace(found, command="mlxsup reload"), Target(endpoint="ipc:///x")
+    )
+    assert (shown.what, shown.fix, shown.command) == (
+        "`mlxsup status --endpoint ipc:///x`",
+        "`mlxsup stop --endpoint ipc:///x`",
+        "mlxsup reload --endpoint ipc:///x",
+    )
 
 
 def test_a_long_path_is_never_torn_apart_by_a_space() -> None:

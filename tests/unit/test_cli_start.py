@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from mlxsup.cli.connection import (
     models_in,
     status_of_daemon,
 )
-from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, Started, start_detached
+from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, Started, held_interrupt, start_detached
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.foreground import MAX_WAITING, ChangePrinter
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
@@ -479,6 +480,19 @@ def test_the_last_error_that_a_detached_daemon_has_printed_is_that_of_the_comman
     assert (refused.code, refused.status) == ("runtime_folder", ExitStatus.RUNTIME_FOLDER)
 
 
+def test_the_error_of_an_earlier_daemon_is_not_that_of_one_that_dies_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / OUTPUT_NAME).write_text("error: not yours\nhint: move it\n")
+    monkeypatch.setattr(
+        "mlxsup.cli.detach.subprocess.Popen", Mock(return_value=Mock(returncode=-9))
+    )
+    with pytest.raises(CliError) as caught:
+        start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
+    assert caught.value.message == "the daemon ended with exit code -9"
+    assert caught.value.hint == f"see {tmp_path / OUTPUT_NAME}"
+
+
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_run_has_a_daemon_that_another_command_started_read_its_entry(
     config: Path, monkeypatch: pytest.MonkeyPatch, is_ours: bool
@@ -505,3 +519,33 @@ def test_another_daemon_that_answers_is_not_the_one_that_was_started(
     with pytest.raises(CliError) as caught:
         start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
     assert caught.value.status is ExitStatus.ALREADY_RUNNING
+
+
+def test_a_daemon_whose_start_is_interrupted_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr("mlxsup.cli.detach.subprocess.Popen", Mock(return_value=daemon))
+    monkeypatch.setattr("mlxsup.cli.detach._wait", Mock(side_effect=KeyboardInterrupt))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
+        assert daemon.returncode == -signal.SIGTERM
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+def test_an_interrupt_waits_for_the_end_of_what_it_must_not_cut() -> None:
+    done = []
+
+    @held_interrupt()
+    def begin() -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("to its end")
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert done
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

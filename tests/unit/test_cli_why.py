@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.commands.why import Known, stories_of
 from mlxsup.cli.exit_status import CliError
@@ -407,16 +408,43 @@ def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
     assert "  warning: mind it" in told
 
 
-def test_a_model_that_never_died_has_its_state_and_what_is_under_suspicion(tmp_path: Path) -> None:
-    recording, row = up()[1].read(tmp_path), {"name": "m", "state": "READY", "loaded_for_s": 5.0}
-    healthy = of_model(recording, "m", row, NOW)
-    assert healthy.sentences[0] == "m has been READY for 5s"
-    assert not [line for line in healthy.sentences if "suspicion" in line]
-    assert not [line for line in healthy.advice if "restart" in line]
-    told = of_model(recording, "m", row | {"suspects": 2, "alone": "r1"}, NOW).sentences
-    assert "  2 requests under suspicion; r1 runs alone now" in told
-    failed = of_model(recording, "m", row | {"state": "FAILED"}, NOW)
-    assert "fix the cause, then run `mlxsup restart m`" in failed.advice
+READY: dict[str, Any] = {"name": "m", "state": "READY", "loaded_for_s": 5.0}
+WAITS = {"memory_wait": {"reason": "needs 3 GiB more"}, "progress": None}
+STANDING: dict[str, dict[str, Any]] = {
+    "healthy": READY,
+    "suspected": READY | {"suspects": 2, "alone": "r1"},
+    "quarantined": READY | {"quarantined": 1},
+    "in back-off": {"name": "m", "state": "BACKOFF", "retry_in_s": 8.0},
+    "failed": {"name": "m", "state": "FAILED", "cause": "no folder"},
+    "stopped": {"name": "m", "state": "STOPPED"},
+    "pending": {"name": "m", "state": "PENDING", **WAITS},
+    "draining": {"name": "m", "state": "DRAINING"},
+}
+
+
+def test_whole_stories(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    """Each fact that is told, and none that is not so."""
+    fresh = up()[1].read(tmp_path)
+    stories = {name: of_model(fresh, "m", row, NOW) for name, row in STANDING.items()}
+    stories["of damaged records"] = of_model(
+        replace(fresh, damage="2 lines cannot be read"), "m", READY, NOW
+    )
+    crashed = resumed_after_a_crash(tmp_path)
+    [(run, number)] = crashed.runs_of_request("r1")
+    stories["its worker crashed"] = of_model(crashed, "m", READY, NOW)
+    stories["a request that went on"] = of_request(crashed, run, number, None, NOW)
+    driver, recorder = up()
+    for key in driver.serve("r1", "r2"):
+        driver.accept(key)
+        driver.token(key)
+    recorder.write(tmp_path)
+    for name in (MODELS_FILE_NAME, REQUESTS_FILE_NAME):
+        os.utime(tmp_path / name, (BEGAN, BEGAN + 60.0))
+    killed = read_recording(tmp_path, None, NOW)
+    [(run, number)] = killed.runs_of_request("r2")
+    stories["its daemon was killed"] = of_model(killed, "m", None, NOW)
+    stories["a request that was lost"] = of_request(killed, run, number, None, NOW)
+    assert {name: story.lines(None) for name, story in stories.items()} == snapshot
 
 
 def test_an_idle_worker_s_death_threatens_no_request_with_quarantine(tmp_path: Path) -> None:

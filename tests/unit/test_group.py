@@ -269,3 +269,6 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
     hosts = tuple(GroupHost(ssh=name, address="a") for name in reports)
     found = host_checks.look_at([("m", LaunchSettings(hosts=hosts))])
     assert [one["problem"] for one in found] == ["no files", None]
+    reports = {"a": first, "b": replace(first, fingerprint="g")}
+    groups = [(name, LaunchSettings(hosts=(GroupHost(ssh=name, address="a"),))) for name in reports]
+    assert [one["problem"] for one in host_checks.look_at(groups)] == [None, None], "two models"

@@ -158,6 +158,12 @@ def test_a_few_folders_below_are_looked_at(tmp_path: Path) -> None:
     assert list(folders_below(tmp_path)) == [tmp_path / f"{MAX_LOOKED_AT - 1:04}"]
 
 
+def test_folders_of_models_are_looked_for_two_levels_down(tmp_path: Path) -> None:
+    for place in ("a", "b/c", "d/e/f"):
+        write_folder(tmp_path / place)
+    assert list(folders_below(tmp_path)) == [tmp_path / "a", tmp_path / "b/c"]
+
+
 def test_unreadable_folder_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     (tmp_path / "loop").symlink_to("loop")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mlxsup.store.hub_cache import (
     OFFLINE_VARIABLES,
+    InUseError,
     check_repository,
     check_revision,
     find_cache,
@@ -23,6 +24,7 @@ from mlxsup.store.hub_cache import (
     is_owned_repository,
     repositories,
     repository_folder,
+    sole_user,
 )
 from mlxsup.store.model_folder import missing_files
 
@@ -171,6 +173,17 @@ def test_cache_lists_its_models(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "models--a--file").touch()
     assert list(repositories(tmp_path)) == ["gpt2", REPO]
+
+
+def test_each_repository_and_each_file_of_it_has_a_lock_of_its_own(tmp_path: Path) -> None:
+    one, other = tmp_path / "models--o--one", tmp_path / "models--o--other"
+    with sole_user(one):
+        with sole_user(other), sole_user(one, name="a-digest"):
+            pass
+        with pytest.raises(InUseError), sole_user(one):
+            pass
+    with sole_user(one):
+        pass
 
 
 ENVIRONMENTS: list[dict[str, str]] = [
