@@ -30,6 +30,7 @@ from mlxsup.client.connection import RequestIds
 from mlxsup.client.parameters import encode_generate
 from mlxsup.protocol.codec import pack, unpack
 from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.launch import lower_limit
 
 from . import limits
 from .anthropic.requests import MessageAsk, read_count, read_message
@@ -269,8 +270,7 @@ def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a gateway that is gone is no error
     os.nice(NICENESS)
     if sys.platform == "linux":  # macOS does not keep to it
-        most = limits.CONVERTER_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        lower_limit(resource.RLIMIT_AS, limits.CONVERTER_MEMORY_BYTES)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints is no part of a frame
         serve(sys.stdin.buffer, out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -51,7 +52,8 @@ class Server(uvicorn.Server):
         self._beating: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
+        """See uvicorn, whose answer to SIGINT is that of a program in a terminal."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which ends us
         await super().startup(sockets=sockets)
         if self.started:
             self._beating = asyncio.create_task(self._beat())

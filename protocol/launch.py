@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -227,3 +228,15 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
         and not _SECRET_NAME.search(name.upper())
         and not _SECRET_VALUE.search(value)
     }
+
+
+def lower_limit(which: int, most: int) -> None:
+    """Let this process take at most so much of something, or what it may take if that is less.
+
+    Args:
+        which: one of `resource.RLIMIT_…`.
+        most: in the unit of that limit.
+    """
+    _, hard = resource.getrlimit(which)
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (soft, hard))

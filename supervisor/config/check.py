@@ -221,7 +221,7 @@ def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterat
     try:
         address = Address.parse(listen)
     except ValueError as error:
-        yield "listen", f"{listen!r} {error}"
+        yield "listen", f"{_quoted(listen, 60)} {error}"
     else:
         need = find_key_need(address, rules)
         if need is not None and not have_been_made(keys):

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from mlxsup.protocol.codec import read_part, to_map
-from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.launch import LaunchSettings, lower_limit
 from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
 from mlxsup.store.model_folder import damaged_weights, missing_files
 
@@ -157,8 +157,7 @@ def main() -> None:
     """
     parent = int(sys.argv[-1])
     if sys.platform == "linux":
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, most))
+        lower_limit(resource.RLIMIT_AS, MEMORY_BYTES)
     threading.excepthook = lambda _: os._exit(INTERNAL_EXIT_CODE)
     questions: SimpleQueue[Question] = SimpleQueue()
     count = 0

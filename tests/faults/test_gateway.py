@@ -88,6 +88,16 @@ def test_a_gateway_that_is_asked_to_end_says_so_in_every_stream(daemon: HttpDaem
         gateway_of(client, after=first["pid"])
 
 
+def test_an_interrupt_of_the_gateway_ends_nothing(daemon: HttpDaemon) -> None:
+    reader = SseReader(daemon, chat("x", max_tokens=150)).started()
+    with daemon.client() as client:
+        before = gateway_of(client)
+        os.kill(before["pid"], signal.SIGINT)
+        reader.finished()
+        assert "[DONE]" in reader.events
+        assert gateway_of(client)["pid"] == before["pid"]
+
+
 def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_its_port() -> None:
     daemon = HttpDaemon({"m": fake(fake=SLOW, max_concurrency=len(STREAMED))})
     with daemon:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import subprocess
 import sys
 from typing import Any, Self
 from unittest import mock
@@ -331,6 +332,17 @@ def test_body_has_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---------------------------------------------------------------- the process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to the limit")
+def test_lower_limit_of_the_user_ends_no_converter() -> None:
+    most = limits.CONVERTER_MEMORY_BYTES // 2
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({most}, {most}));"
+        " from mlxsup.gateway import converter; converter.main()"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], input=b"", capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_converter_ends_with_its_standard_input() -> None:

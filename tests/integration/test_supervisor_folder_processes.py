@@ -137,6 +137,20 @@ def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to a limit of memory")
+def test_a_lower_limit_of_the_user_ends_nothing(tmp_path: Path) -> None:
+    question = to_line(Question(number=0, place=Place(str(tmp_path / "none"))))
+    script = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "from mlxsup.supervisor.memory import folder_reader\n"
+        "folder_reader.main()\n"
+    )
+    argv = [sys.executable, "-c", script, str(os.getpid())]
+    done = subprocess.run(argv, input=question, capture_output=True, timeout=60)
+    assert b"does not exist" in done.stdout, done.stderr
+
+
 def test_a_path_that_cannot_be_one_is_a_problem_of_its_model(tmp_path: Path) -> None:
     there = model(tmp_path / "m")
     found, odd = look(there, Place("/a\0b"))

@@ -285,6 +285,8 @@ def test_a_machine_without_a_working_device_is_said_so(monkeypatch: pytest.Monke
         (ONE, TypeError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
         (ONE, AttributeError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
         (ONE, IndexError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
+        (ONE, ZeroDivisionError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
+        (ONE, AssertionError("bad"), "config.json: a value is not what mlx-lm expects (bad)"),
         (ONE, ValueError("two\nlines"), "config.json: two lines"),
         (ONE, ValueError("Missing 3 parameters"), "model.safetensors: Missing 3 parameters"),
         (TWO, ValueError("Missing 3 parameters"), ": Missing 3 parameters"),

@@ -311,6 +311,21 @@ def test_a_request_that_cannot_be_encoded_says_which_parameter_is_wrong(tmp_path
     assert detail["parameter"] == "messages"
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 'x' * 20000000 }}", "it writes 20,000,000 characters, more than "),
+        ("{{ '\ud800' }}", "it writes half a surrogate pair"),
+    ],
+)
+def test_a_template_that_writes_no_text_for_a_tokenizer_is_refused(
+    tmp_path: Path, template: str, said: str
+) -> None:
+    message, detail = refusal(tiny(tmp_path / "odd", template), messages=HELLO)
+    assert message.startswith(f"the model's chat template refuses these messages: {said}")
+    assert detail["parameter"] == "messages"
+
+
 def test_only_raw_text_gets_the_tokens_that_begin_a_text(tmp_path: Path) -> None:
     """A chat template writes its own."""
     tiny(tmp_path, "{{ messages[0].content }}")

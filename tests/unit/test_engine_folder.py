@@ -274,7 +274,7 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
         "{} is incomplete: 71 of 79 bytes",
     ),
     "no JSON": (safetensors(b"[1]x"), "cannot read the header of {}: "),
-    "a list": (safetensors(b"[1]"), "cannot read the header of {}: "),
+    "a list": (safetensors(b"[1]"), "cannot read the header of {}: it is no JSON object"),
     "an array that is none": (safetensors({"a": 1}), "cannot read the header of {}: "),
     "no offsets": (safetensors({"a": {}}), "cannot read the header of {}: "),
     "one offset": (
@@ -302,7 +302,16 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
         safetensors({"\x1b[2J": entry([1], 0, 2)}, b"12"), r"{}: '\x1b[2J' has 2 bytes",
     ),
     "a type that is a list": (
-        safetensors({"a": entry([1], 0, 1, [])}, b"1"), "cannot read the header of {}: ",
+        safetensors({"a": entry([1], 0, 1, [])}, b"1"), "{}: a has a type that is no text",
+    ),
+    "a type that is a number": (
+        safetensors({"a": entry([1], 0, 1, 5)}, b"1"), "{}: a has a type that is no text",
+    ),
+    "metadata that is a number": (
+        safetensors({"__metadata__": 5}), "cannot read the header of {}: ",
+    ),
+    "metadata with a number": (
+        safetensors({"__metadata__": {"format": 5}}), "{}: a value of __metadata__ in its header",
     ),
     "UTF-16": (safetensors("{}".encode("utf-16")), "cannot read the header of {}: "),
     "too deep": (safetensors(b"[" * 100_000), "cannot read the header of {}: "),

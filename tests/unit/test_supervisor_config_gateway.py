@@ -47,6 +47,11 @@ def test_the_address_is_that_of_the_option_then_of_the_table(tmp_path: Path) -> 
     assert (str(given.http), str(given.gateway)) == ("127.0.0.1:7", DEFAULT_LISTEN)
 
 
+def test_an_address_that_is_none_is_named_and_cut(tmp_path: Path) -> None:
+    found = problem_of(tmp_path, f'listen = "{"x" * 100_000}"')
+    assert found.startswith(f'4: gateway.listen "{"x" * 60}" is not ')
+
+
 def test_an_address_that_others_reach_needs_a_key(tmp_path: Path, keys: KeyPlace) -> None:
     table = f'listen = "{PUBLIC}"'
     expected = f"4: gateway.listen '{PUBLIC}' can be reached from other machines,{NO_KEY}"

@@ -5,6 +5,8 @@ import sys
 from types import ModuleType
 from typing import cast
 
+from mlxsup.protocol.launch import lower_limit
+
 # mlx-lm needs of transformers only what runs without torch; with it, an import takes ten times as
 # long. `import torch` fails from now on, as if it were not installed.
 sys.modules.setdefault("torch", cast(ModuleType, None))
@@ -32,10 +34,3 @@ def limit_memory(most_bytes: int) -> None:
     """Have the system refuse this process more memory; macOS does not keep to the limit."""
     if sys.platform == "linux":
         lower_limit(resource.RLIMIT_DATA, most_bytes)
-
-
-def lower_limit(which: int, most: int) -> None:
-    """Let this process take at most so much of something, or what it may take if that is less."""
-    _, hard = resource.getrlimit(which)
-    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(which, (soft, hard))

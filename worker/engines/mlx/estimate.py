@@ -23,10 +23,11 @@ from typing import Any
 from mlxsup.protocol.codec import to_map
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.estimate import ModelMemory, estimates_folder, find_kept, keep
+from mlxsup.protocol.launch import lower_limit
 from mlxsup.protocol.pooling import find_pooling
 
 from ...engine import BadModelError, ModelMissingError
-from . import limit_memory, lower_limit
+from . import limit_memory
 from .imports import stay_offline
 
 MEMORY_BYTES = 3 * 2**30

@@ -358,7 +358,12 @@ def read_safetensors_header(path: Path) -> dict[str, list[int]]:
             )
         try:
             header = json.loads(file.read(length).decode())
-            header.pop("__metadata__", None)
+            if not isinstance(header, dict):
+                raise BadModelError(f"cannot read the header of {path}: it is no JSON object")
+            # MLX takes texts there, and ends with an error of its own that names no file.
+            metadata = header.pop("__metadata__", None)
+            if not all(type(value) is str for value in (metadata or {}).values()):
+                raise BadModelError(f"{path}: a value of __metadata__ in its header is no text")
             end = 8 + length + max((v["data_offsets"][1] for v in header.values()), default=0)
             if size < end:
                 raise BadModelError(f"{path} is incomplete: {size} of {end} bytes")
@@ -384,6 +389,8 @@ def _shape(path: Path, name: str, entry: Mapping[str, Any]) -> list[int]:
         raise BadModelError(f"{path}: {shown(name)} has a shape or an offset that is not a number")
     if len(shape) > MAX_DIMENSIONS or max(shape, default=0) > MAX_SIDE:
         raise BadModelError(f"{path}: {shown(name)} has an impossible shape")
+    if type(entry["dtype"]) is not str:
+        raise BadModelError(f"{path}: {shown(name)} has a type that is no text")
     number_bytes = NUMBER_BYTES.get(entry["dtype"])
     if begin > end or (number_bytes is not None and math.prod(shape) * number_bytes != end - begin):
         raise BadModelError(

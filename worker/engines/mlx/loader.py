@@ -387,7 +387,7 @@ def _sentence(error: Exception) -> str:
     match error:
         case KeyError():
             return f"{shorten(error)} is missing"
-        case TypeError() | AttributeError() | IndexError():
+        case TypeError() | AttributeError() | IndexError() | ArithmeticError() | AssertionError():
             return f"a value is not what mlx-lm expects ({shorten(error)})"
         case _:
             return shorten(error)

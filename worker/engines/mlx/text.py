@@ -17,6 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CHANGED
+from mlxsup.protocol.codec import MAX_TEXT_BYTES
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid, unfit
 from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import AnswerForm, Channel
@@ -60,6 +61,9 @@ BYTE_LEVEL = "ByteLevel"
 MAX_OPENING = 512
 """How many characters at the end of a prompt are searched for an opening of the answer."""
 
+MAX_RENDERED = 2 * MAX_TEXT_BYTES
+"""Characters of a rendered chat: those of the longest body, and as many of the template. A million
+takes a tokenizer about a second, and 100 MB of memory."""
 
 CONTINUED = "\ue000continued here\ue001"
 """Stands at the end of a message that the answer continues: the prompt ends there."""
@@ -526,11 +530,18 @@ class MlxText:
         return tokens
 
     def _render(self, messages: list[Message], extra: dict[str, Any], *, opens: bool) -> str:
-        return str(
+        rendered = str(
             self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=opens, tokenize=False, **extra
             )
         )
+        if len(rendered) > MAX_RENDERED:
+            raise ValueError(f"it writes {len(rendered):,} characters, more than {MAX_RENDERED:,}")
+        try:
+            rendered.encode()
+        except UnicodeEncodeError:
+            raise ValueError("it writes half a surrogate pair, which is no character") from None
+        return rendered
 
 
 _SOME_TOOL = {
