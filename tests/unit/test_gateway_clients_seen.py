@@ -95,3 +95,79 @@ def test_function_that_names_no_argument_takes_none(
     [(_, schema)] = call_form([{"function": {"name": "now", "parameters": parameters}}])["tools"]
     assert (schema.get("additionalProperties") is not False) is is_open
     assert compiled(schema) == (False, [])
+
+
+def is_possible(schema: Any, text: str) -> bool:
+    """Return whether an answer in the form of a schema may be this text."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(
+        closed(schema), overrides={"whitespace_flexible": False, "lenient": True}
+    )
+    tokenizer = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    tokens = list(text.encode())
+    is_read = matcher.try_consume_tokens(tokens) == len(tokens)
+    return is_read and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ("date-time", "2026-11-30T23:59:59.5+01:00", "2026-11-30T23:59:60Z"),
+        ("date-time", "0999-01-01T00:00:00Z", "0000-01-01T00:00:00Z"),
+        ("time", "23:59:59Z", "23:59:60Z"),
+        ("date", "0010-01-01", "0000-01-01"),
+        ("uuid4", "123e4567-e89b-42d3-a456-426614174000", "123e4567-e89b-12d3-a456-426614174000"),
+        ("uuid7", "123e4567-e89b-72d3-a456-426614174000", "not a uuid"),
+    ],
+)
+def test_format_is_one_that_pydantic_and_javascript_can_read(
+    form: str, right: str, wrong: str
+) -> None:
+    schema = with_properties(a={"type": "string", "format": form})
+    assert compiled(schema) == (False, [])
+    assert is_possible(schema, json.dumps({"a": right}, separators=(",", ":")))
+    assert not is_possible(schema, json.dumps({"a": wrong}, separators=(",", ":")))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"enum": ["a", "b"]},
+        {"type": "string", "pattern": "^[ab]$"},
+        {"$ref": "#/$defs/Side"},
+        {"$ref": "/$defs/Side"},
+    ],
+)
+def test_keys_of_a_map_are_those_of_its_enum_or_pattern(names: dict[str, Any]) -> None:
+    """So pydantic sends `dict[Side, int]`, and zod a record."""
+    sides = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    schema = with_properties(m=sides) | {"$defs": {"Side": {"type": "string", "enum": ["a", "b"]}}}
+    assert compiled(schema) == (False, [])
+    assert is_possible(schema, '{"m":{"a":1,"b":2}}')
+    assert is_possible(schema, '{"m":{}}')
+    assert not is_possible(schema, '{"m":{"c":1}}')
+    assert not is_possible(schema, '{"m":{"a":"x"}}')
+
+
+def test_record_of_one_key_has_it_and_no_other() -> None:
+    names = {"propertyNames": {"const": "only"}, "additionalProperties": {}, "required": ["only"]}
+    schema = with_properties(m={"type": "object"} | names)
+    assert is_possible(schema, '{"m":{"only":null}}')
+    assert not is_possible(schema, '{"m":{}}')
+    assert not is_possible(schema, '{"m":{"only":null,"b":1}}')
+
+
+@pytest.mark.parametrize("names", [{"minLength": 2}, {"$ref": "#/$defs/None"}, True, {"enum": 3}])
+def test_other_names_of_keys_are_not_enforced_and_that_is_said(names: Any) -> None:
+    schema = with_properties(m={"type": "object", "propertyNames": names})
+    is_refused, said = compiled(schema)
+    assert not is_refused
+    assert "propertyNames" in said[0]
+
+
+def test_property_that_is_never_there_is_not_written() -> None:
+    schema = with_properties(b={"type": "integer"})
+    schema["properties"] = {"a": {"not": {}}} | schema["properties"]
+    assert compiled(schema) == (False, [])
+    assert is_possible(schema, '{"b":1}')
+    assert not is_possible(schema, '{"a":1,"b":1}')

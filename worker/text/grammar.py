@@ -59,6 +59,16 @@ floating point, too."""
 
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 
+_NARROWER = {
+    "date": {"pattern": r"^0*[1-9]"},
+    "date-time": {"pattern": r"^0*[1-9]\d*-\d\d-\d\d[Tt]\d\d:\d\d:[0-5]"},
+    "time": {"pattern": r"^\d\d:\d\d:[0-5]"},
+    **{f"uuid{n}": {"format": "uuid", "pattern": f"^.{{14}}{n}"} for n in range(1, 9)},
+}
+"""Formats of strings in llguidance's words. It writes leap seconds and the year 0, which the dates
+of Python and JavaScript do not have, and does not know the versions of UUIDs, as pydantic names
+them."""
+
 _LITERAL = ("const", "enum", "default", "examples", "required", "description", "title")
 _SAYS_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
 _PARTS = {"anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
@@ -494,25 +504,28 @@ def closed(schema: Any) -> Any:
 
     What llguidance cannot read is put into its words: numbers have bounds that it can count to,
     because schemas have the least and the largest of a language's numbers, such as those of int64;
-    keywords that are null are left out; and references without `#`, as LiteLLM sends them, have
-    one. A `pattern` that it cannot follow, such as pydantic's of decimals and zod's of durations,
-    which look ahead, becomes a format that it does not know: it warns of that.
+    keywords that are null are left out; references without `#`, as LiteLLM sends them, have one;
+    the choice or pattern of `propertyNames` becomes properties; and what is never there is not
+    allowed. A `pattern` that it cannot follow, such as pydantic's of decimals and zod's of
+    durations, which look ahead, becomes a format that it does not know: it warns of that.
 
     Raises:
         ValueError: it is nested too deeply, or asks for numbers beyond those.
     """
     try:
-        return _closed(_readable(schema))
+        return _closed(_readable(schema, schema))
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
 
 
-def _readable(schema: Any) -> Any:
+def _readable(schema: Any, root: Any) -> Any:
     if isinstance(schema, list):
-        return [_readable(one) for one in schema]
+        return [_readable(one, root) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    readable = _with_parts(schema, _readable)
+    if schema.get("not") in ({}, True):  # zod's and pydantic's `never`
+        return False
+    readable = _with_parts(schema, lambda part: _readable(part, root))
     for name, sign in _BOUNDS.items():
         bound = readable.get(name)
         if not isinstance(bound, int | float):
@@ -527,7 +540,32 @@ def _readable(schema: Any) -> Any:
     if isinstance(pattern, str) and not _is_followed(pattern):
         del readable["pattern"]
         return {"allOf": [readable, {"format": f"pattern {pattern}"}]}
-    return readable
+    if pattern is None and isinstance(form := readable.get("format"), str):
+        readable |= _NARROWER.get(form, {})
+    return _with_names(readable, root)
+
+
+def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """Return the schema of a map with the names that its keys may have, such as those of an enum,
+    as properties, or as a pattern: llguidance knows no `propertyNames`."""
+    names = schema.get("propertyNames")
+    if isinstance(names, dict) and isinstance(reference := names.get("$ref"), str):
+        names = root
+        for part in reference.removeprefix("#/").split("/"):
+            names = names.get(part) if isinstance(names, dict) else None
+    if not isinstance(names, dict):
+        return schema
+    others = schema.get("additionalProperties", True)
+    choice, pattern = names.get("enum", [names.get("const")]), names.get("pattern")
+    chosen = [name for name in choice if isinstance(name, str)] if isinstance(choice, list) else []
+    if chosen:
+        named = {"properties": dict.fromkeys(chosen, others) | schema.get("properties", {})}
+    elif isinstance(pattern, str) and _is_followed(pattern) and "patternProperties" not in schema:
+        named = {"patternProperties": {pattern: others}}
+    else:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+    return rest | named | {"additionalProperties": False}
 
 
 @lru_cache(maxsize=MAX_PATTERNS)
