@@ -295,9 +295,7 @@ def read_part(cls: type[P], value: dict[str, Any], path: str = "", *, is_strict:
     Raises:
         DecodeError: a field is wrong.
     """
-    hashable: Any = cls
-    part: P = _schema(hashable, is_strict=is_strict)(value, path)
-    return part
+    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=is_strict)(value, path))
 
 
 def pack(value: object) -> bytes:
