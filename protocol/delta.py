@@ -6,7 +6,6 @@ them, and a body that cannot be read concerns one stream.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 from .codec import pack, read_part, to_map, unpack_map
@@ -42,19 +41,20 @@ class DeltaBody(Record):
     vector: bytes | None = None
 
 
-_others_of = attrgetter(*(name for name in DeltaBody.__slots__ if name != "text"))
-NO_OTHERS = _others_of(DeltaBody())
-
-
 def pack_body(body: Any) -> bytes:
     """Return the bytes of a body; fields with their default are left out.
 
     Args:
         body: a `DeltaBody`, or what has its fields.
     """
-    if _others_of(body) == NO_OTHERS and body.text:  # as of nearly all
-        return pack({"text": body.text})
     return pack(to_map(body, DeltaBody))
+
+
+def pack_text(text: str, channel: Channel) -> bytes:
+    """Return the bytes of a body that has a text and nothing else, as `pack_body` makes them."""
+    if text and channel is Channel.CONTENT:  # as nearly all
+        return pack({"text": text})
+    return pack_body(DeltaBody(text=text, channel=channel))
 
 
 def read_body(packed: bytes) -> DeltaBody:

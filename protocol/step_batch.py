@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import Annotated, Any
 
 from .codec import Form, read_part, to_map, undecodable
@@ -72,12 +71,12 @@ class PackedRow(Row):
 NEWS = tuple(one.name for one in fields(Row) if one.name not in REQUIRED)
 """The fields in the map at the end of a row."""
 
-_news_of = attrgetter(*NEWS)
-NO_NEWS = _news_of(PackedRow(key=RequestKey(0)))
 
+class PlainRow(PackedRow):
+    """A row that only has new tokens, as nearly all: three fields are written and not eleven.
 
-class _PlainRow(PackedRow):
-    """One that only has new tokens, as nearly all: three fields are written and not eight."""
+    A worker makes one for a plain token, and the supervisor for one that has arrived.
+    """
 
     __slots__ = ()
     warning = finish = paused = pause_reason = prefill_s = None
@@ -95,9 +94,10 @@ def pack_rows(rows: Sequence[Row]) -> list[Any]:
     packed = []
     for row in rows:
         plain: list[Any] = [row.key, row.tokens, row.body]
-        if _news_of(row) != NO_NEWS:  # as of few
+        if type(row) is not PlainRow:
             more = to_map(row, Row)
-            plain.append({name: more[name] for name in NEWS if name in more})
+            if news := {name: more[name] for name in NEWS if name in more}:
+                plain.append(news)
         packed.append(plain)
     return packed
 
@@ -116,7 +116,7 @@ def read_rows(value: Any, path: str) -> list[PackedRow]:
             key, tokens, body = item
             is_typed = type(key) is int and type(tokens) is type(body) is bytes
             if is_typed and body and not len(tokens) % BYTES_PER_TOKEN:
-                rows.append(_PlainRow(key, tokens, body))
+                rows.append(PlainRow(key, tokens, body))
                 continue
         rows.append(_read_row(item, path))
     return rows

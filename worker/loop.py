@@ -253,18 +253,18 @@ class StepLoop:
         if not known:
             return
         for left in self._engine.set_aside(*known, keep=keep):
-            deltas, is_over = [RowDelta(key=left.key)], False
+            is_over = False
             running = self._running.leave(left.key)
             if running is None:
                 self._take_back(left.key)
             elif left.token is not None:
                 deltas, is_over = self._running.advance(running, left.token, self._clock())
+                self._running.end(*deltas)
             if is_over:
                 self._engine.drop_kept(left.key)  # a stop string was complete
             else:
-                deltas[-1].paused = RowState.KEPT if left.is_kept else RowState.DROPPED
-                deltas[-1].pause_reason = reason
-            self._running.end(*deltas)
+                state = RowState.KEPT if left.is_kept else RowState.DROPPED
+                self._running.end(RowDelta(key=left.key, paused=state, pause_reason=reason))
 
     def _take_prepared(self) -> None:
         for dispatched, result in self._preparing.take():

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import (
     Lease,
     Leases,
     PrefillProgress,
-    RowDelta,
     RowDrafts,
     Step,
 )
@@ -82,7 +82,7 @@ class WorkerLeases:
         self,
         result: StepResult,
         number: int,
-        rows: list[RowDelta],
+        rows: list[Row],
         prefill: list[PrefillProgress],
         between_steps: int,
     ) -> Step:
@@ -114,7 +114,7 @@ class WorkerLeases:
         )
 
 
-def _drafts(guessed: Mapping[RequestKey, Guessed], rows: Sequence[RowDelta]) -> list[RowDrafts]:
+def _drafts(guessed: Mapping[RequestKey, Guessed], rows: Sequence[Row]) -> list[RowDrafts]:
     """Return what has become of each row's guesses.
 
     Those behind a stop string were right, but are no part of the answer; the first token of a row

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlxsup.protocol.body import TEXT_FORMAT, RequestBody
+from mlxsup.protocol.delta import pack_text
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid, unfit
 from mlxsup.protocol.ids import RequestKey, pack_token, pack_tokens
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import FinishReason, Priority
+from mlxsup.protocol.step_batch import PlainRow
 from mlxsup.protocol.worker_messages import (
     Acceptance,
     Dispatch,
@@ -255,7 +257,7 @@ class RunningRow:
             return None
         return self._ended([], FinishReason.LENGTH)
 
-    def advance(self, result: RowToken, now: float) -> list[RowDelta]:
+    def advance(self, result: RowToken, now: float) -> Sequence[RowDelta | PlainRow]:
         """Read a step's token; return a delta for each channel that got text.
 
         If the last delta has a finish and the token had none, a stop string ended the answer and
@@ -269,8 +271,7 @@ class RunningRow:
             if self.has_token and result.finish is None and result.logprobs is None:
                 channel = self.answer.plain_channel(text)
                 if channel is not None:  # most tokens of most rows
-                    packed = pack_token(token)
-                    return [RowDelta(key=self.key, text=text, tokens=packed, channel=channel)]
+                    return [PlainRow(self.key, pack_token(token), pack_text(text, channel))]
         return self._sort(result, text, now)
 
     def refusal(self, *, is_over: bool) -> RemoteError | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.text import log_line
-from mlxsup.protocol.worker_messages import RowDelta
 
 from .engine import RowPrefill, RowToken
 from .pooling_rows import PoolingRow
@@ -29,7 +29,7 @@ class RunningRows:
     def __init__(self) -> None:
         self._rows: dict[RequestKey, AnyRow] = {}
         self._reading: set[RequestKey] = set()  # those whose first token has not come
-        self._ended: list[RowDelta] = []
+        self._ended: list[Row] = []
         self._refused: list[tuple[RequestKey, RemoteError]] = []  # without their formats
 
     def __len__(self) -> int:
@@ -85,13 +85,13 @@ class RunningRows:
             if read.logprobs and row.prompt is not None:
                 self._ended += row.prompt.take(read.logprobs)
 
-    def end(self, *deltas: RowDelta) -> None:
+    def end(self, *deltas: Row) -> None:
         """Keep the rest of an answer that ends, or leaves, between two steps."""
         self._ended += deltas
 
     def take(
         self, tokens: Iterable[RowToken], now: float
-    ) -> tuple[list[RowDelta], int, list[RequestKey]]:
+    ) -> tuple[list[Row], int, list[RequestKey]]:
         """Take the deltas to send after a step.
 
         Args:
@@ -125,7 +125,7 @@ class RunningRows:
                 self._reading.discard(token.key)
         return deltas, between_steps, leaving
 
-    def advance(self, row: AnyRow, token: RowToken, now: float) -> tuple[list[RowDelta], bool]:
+    def advance(self, row: AnyRow, token: RowToken, now: float) -> tuple[Sequence[Row], bool]:
         """Read the last token of a row that leaves; return its deltas, and whether the answer is
         over with it."""
         deltas = row.advance(token, now)
@@ -134,12 +134,12 @@ class RunningRows:
             self._end(row, deltas)
         return deltas, is_over
 
-    def end_without_row(self, row: AnyRow, deltas: list[RowDelta]) -> None:
+    def end_without_row(self, row: AnyRow, deltas: Sequence[Row]) -> None:
         """Take the end of an answer that has no row in the engine any longer."""
         self._end(row, deltas)
         self.end(*deltas)
 
-    def _end(self, row: AnyRow, deltas: list[RowDelta]) -> None:
+    def _end(self, row: AnyRow, deltas: Sequence[Row]) -> None:
         """End an answer with an error, and not with these, if it is not what it should be."""
         refusal = row.refusal(is_over=deltas[-1].finish is FinishReason.STOP)
         if refusal is not None:

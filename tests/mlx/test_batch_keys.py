@@ -22,7 +22,7 @@ from mlx_lm.generate import StopSequences
 from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache
 from mlx_lm.utils import load_model
 
-from mlxsup.worker.engines.mlx.batch_keys import BatchKeys, with_cheap_masks
+from mlxsup.worker.engines.mlx.batch_keys import BatchKeys, RowCounts, with_cheap_masks
 from mlxsup.worker.engines.mlx.prompt_batch import NewRow, PromptBatch
 from mlxsup.worker.engines.mlx.sampler import PLAIN, draw_by_share
 from mlxsup.worker.engines.mlx.shapes import padded_tokens
@@ -257,3 +257,17 @@ def test_padding_that_a_model_sets_counts() -> None:
     keys.update_and_fetch(numbers, numbers)
     keys.left_padding = mx.array([0, 2])
     assert keys.offset.tolist() == [4, 2]
+
+
+def test_all_layers_of_a_pass_use_one_array_of_places() -> None:
+    """To make one for each layer took the host 0.1 to 0.2 ms of a step of 32 layers."""
+    counts = RowCounts()
+    layers = [BatchKeys([2, 0], counts=counts) for _ in range(2)]
+    seen = []
+    for _ in range(2):
+        for keys in layers:
+            keys.update_and_fetch(made(2, 4), made(2, 4))
+        first, second = (keys.offset for keys in layers)
+        assert first is second
+        seen.append(first.tolist())
+    assert seen == [[2, 4], [6, 8]]

@@ -68,7 +68,7 @@ class Machine:
         for uid in self.decoding:
             if uid not in self.firsts:
                 self.firsts[uid] = self.steps
-                self.turns.got_token(uid)
+                self.turns.got_tokens([uid])
         decode_s = DECODE_S * bool(self.decoding)
         self.turns.take(reads, decode_rows=len(self.decoding), took_s=step_s + decode_s)
         self.decoding |= {read.uid for read in reads if read.is_over}

@@ -19,6 +19,8 @@ from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from mlxsup.worker.text.grammar import call_form, closed
 from mlxsup.worker.text.tool_formats import ToolFormat, parse_json_calls
 
+from support.client.pieces import unpacked
+
 FACTS = EngineFacts(context_length=1000, vocabulary_size=300, fingerprint="f", backend="fake")
 KEY = RequestKey(1)
 RULES = ChannelRules(
@@ -49,7 +51,7 @@ def written(text: str, choice: Any, opening: str = "", **more: Any) -> list[tupl
     shown: list[tuple[Channel, str]] = []
     for place, token in enumerate(tokens):
         finish = FinishReason.STOP if place == len(tokens) - 1 else None
-        for delta in running.advance(RowToken(key=KEY, token=token, finish=finish), 1.0):
+        for delta in unpacked(running.advance(RowToken(key=KEY, token=token, finish=finish), 1.0)):
             if delta.text:
                 shown.append((delta.channel, delta.text))
     return shown

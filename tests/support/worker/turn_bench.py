@@ -28,6 +28,8 @@ from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text_threads import Refused, TextThreads, Tokenised
 
+from support.client.pieces import unpacked
+
 FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
 A, B, C, D = (RequestKey(number) for number in range(1, 5))
 X = encode_text("x")[0]
@@ -292,7 +294,7 @@ class Bench:
     def rows(self, *messages: MessageToWorker) -> list[RowDelta]:
         """Take a turn; return the deltas of its steps."""
         said = [one for one in self.turn(*messages) if isinstance(one, Step)]
-        return [row for step in said for row in step.rows if isinstance(row, RowDelta)]
+        return [row for step in said for row in unpacked(step.rows)]
 
     def run(self) -> None:
         """Run the loop until it has waited once more."""

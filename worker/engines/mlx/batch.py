@@ -518,6 +518,7 @@ class MlxBatch:
         if self._drafts is not None:
             counts, guesses_s = self._drafts.take()
             guessed = {self._keys[uid]: each for uid, each in counts.items()} or None
+        self._scheduler.got_tokens(token.uid for token in tokens)
         taken = []
         for token, own in zip(tokens, logprobs, strict=True):
             taken.append(self._take_token(token, own))
@@ -561,7 +562,6 @@ class MlxBatch:
         return RowPrefill(key=key, done=done, total=total, computed=computed, logprobs=found)
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
-        self._scheduler.got_token(response.uid)
         key = self._keys[response.uid]
         finish = None if response.finish_reason is None else _FINISH[response.finish_reason]
         is_text = finish is not FinishReason.STOP

@@ -21,14 +21,21 @@ class RowCounts:
     """Numbers of each row, of which all layers of a pass use the same array."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[tuple[int, ...], mx.array]] = {}
+        self._padding: tuple[int, ...] | None = None
+        self._places: tuple[int, tuple[int, ...]] | None = None
 
-    def array(self, name: str, each: tuple[int, ...]) -> mx.array:
-        """Return these numbers (rows,), in the array of the last call with this name if they are
-        the same."""
-        if name not in self._last or self._last[name][0] != each:
-            self._last[name] = (each, mx.array(each))
-        return self._last[name][1]
+    def padding(self, each: tuple[int, ...]) -> mx.array:
+        """Return the padding of each row (rows,)."""
+        if self._padding != each:
+            self._padding, self._padding_array = each, mx.array(each)
+        return self._padding_array
+
+    def places(self, end: int, padding: tuple[int, ...]) -> mx.array:
+        """Return the place of each row's next token (rows,), which is `end` in the batch."""
+        if self._places != (end, padding):
+            self._places = (end, padding)
+            self._places_array = mx.array([end - left for left in padding])
+        return self._places_array
 
 
 class BatchKeys(BatchKVCache):  # type: ignore[misc]
@@ -88,7 +95,7 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
     @property
     def offset(self) -> mx.array:
         """Return the place of each row's next token (rows,); not to be written to."""
-        return self._counts.array("offset", tuple(self._idx - left for left in self.padding))
+        return self._counts.places(self._idx, self.padding)
 
     @offset.setter
     def offset(self, value: mx.array) -> None:
@@ -97,7 +104,7 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
     @property
     def left_padding(self) -> mx.array:
         """Return `padding` (rows,); not to be written to."""
-        return self._counts.array("left_padding", self.padding)
+        return self._counts.padding(self.padding)
 
     @left_padding.setter
     def left_padding(self, value: mx.array) -> None:

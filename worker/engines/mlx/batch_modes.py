@@ -210,6 +210,8 @@ class TogetherMode(BatchMode):
         A prompt whose end was read in an earlier step joins those that decode.
         """
         with mx.stream(self._stream):
+            if not self.waiting:  # as in most steps
+                return [], self.decode.next()
             over = {uid: place for uid, place in self.waiting.items() if place.is_read}
             begin = [batch.leave(over) for batch in self.batches if over.keys() & set(batch.uids)]
             batched = {uid for batch in begin for uid in batch.uids}

@@ -699,7 +699,7 @@ class DraftingBatch(DrawingBatch):
         sampler = self._sampler_for(logits.shape[-1])
         first = normalise(sampler.shape(logits[:, 0], self._next_tokens))
         at_pending = sampler.draw(first)
-        tables = [[TableRow(first, row)] for row in range(len(guesses))]
+        tables = [[(first, row)] for row in range(len(guesses))]
         behind = [
             (row, place) for row, own in enumerate(guesses) for place in range(1, len(own) + 1)
         ]
@@ -711,7 +711,7 @@ class DraftingBatch(DrawingBatch):
         at_guesses = others.draw(table)
         mx.async_eval(at_pending, at_guesses, first, table)  # type: ignore[no-untyped-call]
         for nth, (row, _) in enumerate(behind):
-            tables[row].append(TableRow(table, nth))
+            tables[row].append((table, nth))
         return at_pending, at_guesses, tables
 
     def _say(self, row: int, known: Iterable[tuple[int, TableRow]]) -> list[DrawnToken]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .shapes import LARGEST, padded_tokens, pass_size
@@ -470,9 +470,10 @@ class PrefillScheduler(ABC):
         prompt = self._prompts.pop(uid, None)
         return prompt is None or prompt.done > prompt.known - prompt.own
 
-    def got_token(self, uid: int) -> None:
-        """Note that a row has got a token, so its first one is no longer due."""
-        self._due.discard(uid)
+    def got_tokens(self, uids: Iterable[int]) -> None:
+        """Note that these rows have got a token, so their first ones are no longer due."""
+        if self._due:
+            self._due.difference_update(uids)
 
     def has_long(self, *, decode_rows: int) -> bool:
         """True if a prompt is left that takes more than the next chunk, or has taken one."""
@@ -509,6 +510,8 @@ class PrefillScheduler(ABC):
     def plan(self, *, decode_rows: int) -> dict[int, int]:
         """Return the number of tokens to read of each prompt in the next step, by uid, in this
         order."""
+        if not self._prompts:
+            return {}
         if decode_rows and self._debt_s > 0.0:
             return self.hold()
         return self._next_turn(decode_rows=decode_rows)

@@ -464,22 +464,8 @@ class BatchSampler:
         return tokens
 
 
-class TableRow:
-    """One row of an array, cut out when it is asked for, which it seldom is.
-
-    Args:
-        table: of all rows.
-        place: of the row.
-    """
-
-    __slots__ = ("_place", "_table")
-
-    def __init__(self, table: mx.array, place: int) -> None:
-        self._table, self._place = table, place
-
-    def cut(self) -> mx.array:
-        """The row, on the stream of whoever asks."""
-        return self._table[self._place]
+TableRow = tuple[mx.array, int]
+"""A row of an array, by its place: it is cut out when it is asked for, which it seldom is."""
 
 
 class DrawnToken:
@@ -514,8 +500,9 @@ class DrawnToken:
 
     @property
     def logprobs(self) -> mx.array:
-        """Of all ids (vocabulary,), float32."""
-        return self._logprobs.cut()
+        """Of all ids (vocabulary,), float32; cut out on the stream of the caller."""
+        table, place = self._logprobs
+        return table[place]
 
 
 class DrawingBatch(GenerationBatch):  # type: ignore[misc]
@@ -541,7 +528,7 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
         self._next_tokens = sampler.draw(coming)
         if (group := getattr(self.model, "group", None)) is not None:
             self._next_tokens = first_rank_tokens(self._next_tokens, group)
-        self._next_logprobs = [TableRow(coming, place) for place in range(len(self.uids))]
+        self._next_logprobs = [(coming, place) for place in range(len(self.uids))]
         mx.async_eval(self._next_tokens, coming)  # type: ignore[no-untyped-call]
         mx.eval(latest)
         tokens: Any = latest.tolist()
