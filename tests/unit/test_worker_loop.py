@@ -173,8 +173,8 @@ def test_a_request_for_vectors_gets_those_that_it_does_not_have(
 ) -> None:
     body = PoolingBody(texts=["a", "bc"], dimensions=4)
     prompt = Prompt(tokens=[5, 6, 7], lengths=(1, 2))
-    resume = resume_of(delivered=0)
-    resume = replace(resume, delivered=pack_tokens(delivered)) if delivered else None
+    seen = pack_tokens(delivered)
+    resume = replace(resume_of(delivered=0), delivered=seen) if delivered else None
     bench.dispatch(A, resume=resume)
     bench.around.ready.append(
         Tokenised(key=A, body=body, prompt=prompt, tokenize_s=0.0, resume=resume)
