@@ -54,6 +54,16 @@ def test_a_worker_that_dies_is_only_a_delay(daemon: HttpDaemon) -> None:
     assert (status, value["choices"][0]["message"]["content"]) == (200, whole.text)
 
 
+def test_an_interrupt_of_the_gateway_ends_nothing(daemon: HttpDaemon) -> None:
+    reader = SseReader(daemon, chat("x", max_tokens=150)).started()
+    with daemon.client() as client:
+        before = gateway_of(client)
+        os.kill(before["pid"], signal.SIGINT)
+        reader.finished()
+        assert "[DONE]" in reader.events
+        assert gateway_of(client)["pid"] == before["pid"]
+
+
 def test_a_gateway_that_dies_comes_back_and_other_streams_do_not_notice(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
         generation = row(client, "m")["generation"]
@@ -86,16 +96,6 @@ def test_a_gateway_that_is_asked_to_end_says_so_in_every_stream(daemon: HttpDaem
             assert reader.is_cut
         eventually(lambda: not row(client, "m")["running"], what="free rows")
         gateway_of(client, after=first["pid"])
-
-
-def test_an_interrupt_of_the_gateway_ends_nothing(daemon: HttpDaemon) -> None:
-    reader = SseReader(daemon, chat("x", max_tokens=150)).started()
-    with daemon.client() as client:
-        before = gateway_of(client)
-        os.kill(before["pid"], signal.SIGINT)
-        reader.finished()
-        assert "[DONE]" in reader.events
-        assert gateway_of(client)["pid"] == before["pid"]
 
 
 def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_its_port() -> None:

@@ -68,7 +68,7 @@ from support.client.streams import Reader
 from support.daemon.daemon import Daemon, row
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, UNLOADABLE
-from support.model_types.scenarios import chunks_of, compare, prompt
+from support.model_types.scenarios import BOUND, chunks_of, compare, prompt
 from support.models.adapters import make_adapter
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
@@ -405,7 +405,9 @@ def test_rows_with_adapters_guess(name: str, tmp_path: Path) -> None:
         together = Counted(engine)
         for row in rows:
             engine.insert(row)
-        check_same(together.run(), wanted)
+        # Passes of other sizes round otherwise, and how many rows guess depends on their costs;
+        # with a wrong adapter, the tokens differ.
+        check_same(together.run(), wanted, BOUND)
     assert (together.most_guessing > 1) is (name not in ALONE)
 
 

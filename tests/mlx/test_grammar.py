@@ -227,7 +227,10 @@ def test_an_impossible_form_is_the_requests_own_error_and_says_why_C7(
         ),
         ({"type": "string", "maxLength": 1, "format": "path"}, "path"),
         ({"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}, "oneOf"),
-        ({"type": "object", "propertyNames": {"enum": ["a"]}, "maxProperties": 0}, "propertyNames"),
+        (
+            {"type": "object", "propertyNames": {"minLength": 2}, "maxProperties": 0},
+            "propertyNames",
+        ),
         ({"enum": [1]}, ""),
     ],
 )

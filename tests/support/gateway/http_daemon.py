@@ -171,7 +171,7 @@ class SseReader(threading.Thread):
     def started(self) -> SseReader:
         """Wait for text."""
         assert self.has_text.wait(TIMEOUT_S)
-        assert self.text
+        assert self.text, (self.status, self.events)
         return self
 
     def finished(self) -> SseReader:
