@@ -18,10 +18,10 @@ from mlxsup.gateway.daemon import Daemon
 from mlxsup.gateway.errors import HOW_TO_ADD
 from mlxsup.gateway.failure import Failure
 
-from support.daemon.played_events import Item
 from support.gateway.played_gateway import (
     CHAT,
     HI,
+    Item,
     PlayedDaemon,
     Response,
     Site,
