@@ -91,7 +91,7 @@ def said(text: str) -> list[Item]:
     return [delta(text), result(text)]
 
 
-Item = dict[str, Any] | Exception
+Change = dict[str, Any] | Exception
 
 
 class PlayedEvents:
@@ -103,7 +103,7 @@ class PlayedEvents:
     """
 
     def __init__(self) -> None:
-        self.items: asyncio.Queue[Item] = asyncio.Queue()
+        self.items: asyncio.Queue[Change] = asyncio.Queue()
         self.is_closed = False
 
     def __aiter__(self) -> Self:
