@@ -58,7 +58,6 @@ class Answer:
 
     @property
     def first_token_s(self) -> float:
-        """Time to first token."""
         return self.times[0] - self.asked_at
 
 

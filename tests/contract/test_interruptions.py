@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.cache_cost import GROWTH_TOKENS
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.states import Channel, FinishReason, Priority, RowState
+from mlxsup.protocol.states import Channel, FinishReason, PauseReason, Priority, RowState
 from mlxsup.protocol.worker_messages import SUPERVISOR_TO_WORKER, Dispatch, Resume
 from mlxsup.worker.engine import Row
 
-from support.core.rows_in_memory import NO_LIMIT, bytes_for, finish_in_turns
 from support.daemon.paused_answers import answer_with_pauses, assert_same, turn_until
-from support.worker.loop_driver import LoopDriver, check_every_resume, text_by_channel
+from support.worker.loop_driver import (
+    MAX_TURNS,
+    LoopDriver,
+    check_every_resume,
+    text_by_channel,
+)
 
 LENGTH = 20
 PROMPT = "Once upon a time there was a fox 🦊 who"
@@ -39,6 +43,41 @@ DRAWN = [
 KEPT = pytest.mark.parametrize("keep", [True, False], ids=["kept", "not kept"])
 ONE_OF_EACH_ENGINE = ["fake", pytest.param("together", marks=pytest.mark.mlx)]
 SHORT = pytest.param("short", marks=pytest.mark.mlx)
+
+
+NO_LIMIT = 1 << 60
+
+
+def bytes_for(worker: LoopDriver, *, rows: int, longest: int) -> int:
+    """What that many rows of that length take."""
+    return cache_bytes(worker.facts.cache_layers, rows=rows, longest=longest)
+
+
+def finish_in_turns(worker: LoopDriver, keys: list[int]) -> list[int]:
+    """Turns until all are over; who has left returns, the first first, when another has ended or
+    nobody runs.
+
+    Returns:
+        The keys of those that left for want of memory, in order, as often as they did.
+    """
+    answers = {key: worker.answers[key] for key in keys}
+    left: list[int] = []
+    outside: list[int] = []
+    over = 0
+    for _ in range(MAX_TURNS):
+        ended = sum(answer.is_over for answer in answers.values())
+        if ended == len(keys):
+            return left
+        if outside and (ended > over or len(outside) + ended == len(keys)):
+            worker.come_back(outside.pop(0))
+        over = ended
+        worker.turn()
+        for key, answer in answers.items():
+            if answer.is_paused and key not in outside:
+                assert answer.deltas[-1].pause_reason is PauseReason.MEMORY
+                outside.append(key)
+                left.append(key)
+    raise AssertionError("no end")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
-"""The gateway while something breaks: a worker, the gateway itself, the daemon, its port.
+"""The gateway while something breaks: the gateway itself, the daemon, its port.
 
-Real: daemons with a gateway process and HTTP over sockets; the engine is fake.
+Real: daemons with a gateway process and HTTP over sockets; the engine is fake. A worker that dies:
+tests/integration/test_gateway_daemon.py.
 """
 
 from __future__ import annotations
@@ -38,20 +39,6 @@ def daemon() -> Iterator[HttpDaemon]:
         with running.client() as client:
             client.load("m")
         yield running
-
-
-def test_a_worker_that_dies_is_only_a_delay(daemon: HttpDaemon) -> None:
-    body = chat("resumed", max_tokens=120, seed=1, temperature=1)
-    whole = SseReader(daemon, body).finished()
-    with daemon.client() as client:
-        before = row(client, "m")
-        reader = SseReader(daemon, body).started()
-        os.kill(before["pid"], signal.SIGKILL)
-        status, value = daemon.post("/v1/chat/completions", {**body, "stream": False})
-        reader.finished()
-        assert row(client, "m")["generation"] == before["generation"] + 1
-    assert (reader.text, reader.is_cut, reader.events[-1]) == (whole.text, False, "[DONE]")
-    assert (status, value["choices"][0]["message"]["content"]) == (200, whole.text)
 
 
 def test_an_interrupt_of_the_gateway_ends_nothing(daemon: HttpDaemon) -> None:

@@ -12,7 +12,7 @@ from support.daemon.faults import PATIENT, undisturbed
 
 
 def test_permanent_faults_are_tried_once_and_name_the_file_P11() -> None:
-    """Files that must be corrected: tests/integration/test_bad_models.py."""
+    """Files that must be corrected: tests/mlx/test_bad_models.py."""
     models = {
         name: fake(fake={"load_error": name}, preload=False, restart=PATIENT)
         for name in ("missing", "bad")

@@ -73,7 +73,7 @@ def test_sigkill_from_outside_again_and_again_quarantines_no_request_P10(daemon:
             assert (seen["suspects"], seen["quarantined"]) == (0, 0)
             # Three deaths in a row without a token would end a request.
             held = [len(reader.tokens) for reader in readers]
-            eventually(partial(all_gained, held), timeout_s=60.0)
+            eventually(partial(all_gained, held))
             if kill < KILLS:
                 os.kill(seen["pid"], signal.SIGKILL)
                 eventually(partial(is_beyond, before + kill))

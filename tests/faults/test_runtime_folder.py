@@ -33,7 +33,7 @@ def test_a_folder_that_is_removed_is_made_again_and_nothing_is_lost_P1_P19() -> 
         run = daemon.folder / "run"
         gone = run.rename(daemon.folder / "gone")  # in one step: the daemon may write into it
         shutil.rmtree(gone, ignore_errors=True)
-        eventually(lambda: answers(daemon), timeout_s=30.0)
+        eventually(lambda: answers(daemon))
         assert run.stat().st_mode & 0o777 == 0o700
         late = subprocess.run(
             daemon.command("start", "--config", str(daemon.config)),
@@ -49,7 +49,7 @@ def test_a_folder_that_is_removed_is_made_again_and_nothing_is_lost_P1_P19() -> 
         assert f"{row(client, 'm')['pid']}" in (run / "workers.json").read_text()
         assert "runtime folder made again" in (daemon.logs / "mlxsup.log").read_text()
         (run / "client.sock").unlink()
-        eventually(lambda: answers(daemon), timeout_s=30.0)
+        eventually(lambda: answers(daemon))
         assert daemon.run("stop").returncode == 0
         assert not (run / "client.sock").exists()
 
@@ -71,13 +71,13 @@ def test_a_folder_that_another_daemon_has_taken_is_left_to_it_P19() -> None:
             run.rename(daemon.folder / "moved")
             others.rename(run)
             log = daemon.logs / "mlxsup.log"
-            eventually(lambda: "runtime folder lost" in log.read_text(), timeout_s=30.0)
+            eventually(lambda: "runtime folder lost" in log.read_text())
             os.kill(pid, 9)
-            eventually(lambda: row(client, "m")["state"] == "BACKOFF", timeout_s=30.0)
+            eventually(lambda: row(client, "m")["state"] == "BACKOFF")
             assert {path.name: path.stat().st_ino for path in run.iterdir()} == before
             assert (run / "workers.json").read_text() == "[]"
         other.close()
         # The other one has ended: the first takes the folder again, and its stream continues.
         assert running.finished().token_ids == undisturbed("runs", 1000)
-        eventually(lambda: answers(daemon), timeout_s=30.0)
+        eventually(lambda: answers(daemon))
         assert log.read_text().count("runtime folder lost") == 1

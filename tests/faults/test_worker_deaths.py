@@ -244,12 +244,10 @@ STEPS_OF_A_TURN = 4 + 3
 def strike(client: Client, readers: list[Reader]) -> int:
     """Send SIGSEGV once every row has gained a token in this life; return the new generation."""
     held = [len(reader.tokens) for reader in readers]
-    eventually(
-        lambda: all(len(r.tokens) > n for r, n in zip(readers, held, strict=True)), timeout_s=60.0
-    )
+    eventually(lambda: all(len(r.tokens) > n for r, n in zip(readers, held, strict=True)))
     before = row(client, "m")
     os.kill(before["pid"], signal.SIGSEGV)
-    eventually(lambda: row(client, "m")["generation"] > before["generation"], timeout_s=60.0)
+    eventually(lambda: row(client, "m")["generation"] > before["generation"])
     return int(wait_for_state(client, "m", "READY")["generation"])
 
 

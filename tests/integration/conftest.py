@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxsup.client import Client
+
+from support.daemon.daemon import Daemon
 from support.wheels import builder, built, built_client, installed
 
 __all__ = ["builder", "built", "built_client", "installed"]
@@ -21,6 +24,19 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
+def home(folder: Path) -> Path:
+    """The home of a command's user, in which sockets may be, too."""
+    return folder
+
+
+@pytest.fixture
 def path(folder: Path) -> Path:
     """The socket that a client connects to."""
     return folder / "client.sock"
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    """A client of the daemon of a test's file."""
+    with daemon.client() as client:
+        yield client

@@ -14,9 +14,6 @@ from support.daemon.daemon import Daemon, fake
 from support.gateway.http_daemon import HttpDaemon
 from support.gateway.json_schemas import problems
 
-ROOT = Path(__file__).parents[2]
-BIN = ROOT / "build" / "npm" / "node_modules" / ".bin"
-
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:

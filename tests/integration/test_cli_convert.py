@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,12 +14,6 @@ from support.daemon.hub_caches import write_folder, write_repository
 from support.eventually import eventually
 from support.gateway.json_schemas import problems
 from support.models.tiny_gguf import tiny_gguf
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
-        yield Path(name)
 
 
 def variables(home: Path, **more: str) -> dict[str, str]:

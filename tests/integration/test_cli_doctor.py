@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,10 +72,9 @@ class Ground:
 
 
 @pytest.fixture
-def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    with tempfile.TemporaryDirectory(prefix="mlxsup-d-", dir="/tmp") as name:
-        monkeypatch.chdir(name)
-        yield Ground(Path(name))
+def ground(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
+    monkeypatch.chdir(folder)
+    return Ground(folder)
 
 
 def open_runtime_folder(ground: Ground) -> None:

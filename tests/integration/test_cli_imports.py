@@ -53,16 +53,19 @@ finally:
 """
 
 
-def imported(folder: Path, *arguments: str, status: int | None = None) -> set[str]:
+def imported(
+    folder: Path, *arguments: str, status: int | None = None, code: str = CODE
+) -> set[str]:
     """The modules that a command has imported when it ends.
 
     Args:
         folder: its home and working folder, in which it finds no daemon.
         arguments: its command line.
         status: what it has to exit with; None: anything.
+        code: runs it, and prints the modules in the last line.
     """
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *arguments],
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -89,16 +92,7 @@ for name in COMMANDS:
     load(name)
 print(*sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(HOME=str(tmp_path)),
-        timeout=60,
-        check=True,
-    )
-    assert set(done.stdout.split()) & HEAVY == set()
+    assert imported(tmp_path, status=0, code=code) & HEAVY == set()
 
 
 CLIENT = {

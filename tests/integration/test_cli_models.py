@@ -29,12 +29,6 @@ T5 = {**MODEL, "config.json": b'{"model_type": "t5"}'}
 TITLE = "mlx-community/Tiny-Llama-Instruct-4bit"
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
-        yield Path(name)
-
-
 @pytest.fixture(scope="module")
 def stocked() -> Iterator[Path]:
     """A home with a real model in LM Studio's folder, others that cannot be loaded, and the

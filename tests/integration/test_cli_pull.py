@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,13 +69,10 @@ def hub() -> Iterator[LocalHub]:
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder, which is the current one, too."""
-    # Not pytest's folder, whose path is too long for sockets.
-    folder = Path(tempfile.mkdtemp(prefix="mlxsup-h-", dir="/tmp"))
     monkeypatch.chdir(folder)
-    yield folder
-    shutil.rmtree(folder)
+    return folder
 
 
 def variables(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:

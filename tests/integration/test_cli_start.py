@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import subprocess
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -37,13 +36,11 @@ HERE = '[supervisor]\nruntime_dir = "run"\nlog_dir = "logs"\n'
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty home, which is the current folder, too; its path is short, as sockets need it."""
-    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
-        monkeypatch.chdir(name)
-        monkeypatch.setenv("HOME", name)
-        yield Path(name)
-        monkeypatch.undo()
+def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, which is the current folder, too."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
 
 
 def written(path: Path, text: str) -> Path:
@@ -457,7 +454,7 @@ def test_completion_knows_commands_options_and_live_models(daemon: Daemon) -> No
         ("mlxsup logs ", [*names, "mlxsup", "mlxsup-gateway"]),
     ):
         # A daemon has half a second to answer, which it may once miss.
-        eventually(lambda: complete(words, **live) == expected, timeout_s=60.0, what=words)  # noqa: B023
+        eventually(lambda: complete(words, **live) == expected, what=words)  # noqa: B023
 
 
 def test_completion_without_a_daemon_reads_the_configuration_and_the_cache(home: Path) -> None:
@@ -502,5 +499,5 @@ def test_completion_does_not_wait_for_a_daemon_that_says_nothing(home: Path) -> 
     with context.socket(zmq.ROUTER) as router:
         router.bind(f"ipc://{home}/client.sock")
         words = f"mlxsup load --config {config} "
-        eventually(lambda: complete(words) == ["m"] and router.poll(0), timeout_s=60.0)
+        eventually(lambda: complete(words) == ["m"] and router.poll(0))
     context.term()

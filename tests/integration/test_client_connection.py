@@ -73,7 +73,7 @@ class Router:
 
     def next(self) -> Message:
         """Return the next message of the client."""
-        eventually(self.can_read, timeout_s=60.0)
+        eventually(self.can_read)
         self.peer, *frames = self.socket.recv_multipart()
         return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
 
@@ -89,7 +89,7 @@ class Router:
             self.connection.pump()
             return is_so()
 
-        eventually(pumped, timeout_s=60.0)
+        eventually(pumped)
 
     def command(self, request_id: RequestId = A) -> Box:
         box = Box()
@@ -158,7 +158,7 @@ def test_answer_that_came_before_the_end_is_read_H7(router: Router) -> None:
     link = router.connection.link
     assert link is not None
     router.socket.close(60_000)
-    eventually(lambda: link.update() is LinkState.LOST, timeout_s=60.0)
+    eventually(lambda: link.update() is LinkState.LOST)
     router.connection.pump()
     assert box.items == [{"n": 1}]
 
@@ -170,7 +170,7 @@ def test_message_on_a_lost_link_is_sent_on_a_new_one_P2(name: str, router: Route
     lost = router.connection.link
     assert lost is not None
     router.socket.close(0)
-    eventually(lambda: lost.update() is LinkState.LOST, timeout_s=60.0)
+    eventually(lambda: lost.update() is LinkState.LOST)
     router.socket = router.bind()
     second = Box()
     getattr(router.connection, name)(B, encode(Ping(id=B)), second)

@@ -49,12 +49,6 @@ def daemon() -> Iterator[HttpDaemon]:
 
 
 @pytest.fixture
-def client(daemon: HttpDaemon) -> Iterator[Client]:
-    with daemon.client() as client:
-        yield client
-
-
-@pytest.fixture
 def two(daemon: HttpDaemon, client: Client) -> None:
     """Has the daemon serve two models that are READY."""
     write(daemon, TWO)

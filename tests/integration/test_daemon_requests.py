@@ -48,12 +48,6 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with daemon.client() as client:
-        yield client
-
-
 def listed(client: Client) -> dict[str, dict[str, Any]]:
     return {one["id"]: one for one in client.requests()["requests"]}
 

@@ -30,12 +30,6 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with daemon.client() as client:
-        yield client
-
-
 def is_quiet(client: Client) -> bool:
     """True if neither the supervisor nor the worker holds any request of `m`."""
     status = client.status()
@@ -158,13 +152,14 @@ def test_a_cancel_right_behind_its_request_is_never_lost_D5(client: Client) -> N
 def test_no_token_comes_after_a_cancel_and_the_caller_never_waits_D3_D4(
     client: Client,
 ) -> None:
-    stream = client.generate("m", prompt="[[fault slow=0.4]] x", max_tokens=3000)
+    stream = client.generate("m", prompt="[[fault slow=2]] x", max_tokens=3000)
     next(iter(stream))
     stream.cancel()
     stream.cancel()  # twice does nothing (D6)
     rest = list(stream)
     assert stream.result.finish_reason == "cancelled"
-    # What was on its way when the cancel was sent, and one further step.
+    # What was on its way when the cancel was sent, and one further step: with two seconds to a
+    # token, a busy machine has ten for the cancel.
     assert len(rest) <= 5
     stream.cancel()
     assert len(stream.result.token_ids) == stream.result.usage.completion_tokens

@@ -42,7 +42,6 @@ class Probed(HttpDaemon):
         return (self.folder / "turns.txt").read_text()
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:
-        """Start it."""
         probe = {"PYTHONPATH": str(PROBE), "MLXSUP_LOOP_PROBE": str(self.folder / "turns.txt")}
         super().start(environment={**(environment or {}), **probe})
 

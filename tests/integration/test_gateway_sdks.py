@@ -299,30 +299,6 @@ def test_full_daemon_answers_a_repeated_request(sdk: Sdk, daemon: HttpDaemon) ->
         assert seen == [sdk.status_if_full, 200]
 
 
-def is_idle(daemon: HttpDaemon) -> bool:
-    with daemon.client() as client:
-        return not row(client, KNOWN)["running"]
-
-
-def test_reader_that_leaves_frees_its_row(sdk: Sdk, daemon: HttpDaemon) -> None:
-    with sdk.client() as client:
-        pieces = sdk.ask(client, FOR_EVER, stream=True, max_tokens=LONG)
-        next(iter(pieces))
-        assert not is_idle(daemon)
-        pieces.close()
-        eventually(lambda: is_idle(daemon), what="a stream that is closed")
-
-    async def leave() -> None:
-        async with sdk.async_client() as client:
-            task = asyncio.create_task(sdk.ask(client, FOR_EVER, max_tokens=LONG, timeout=600.0))
-            await asyncio.to_thread(eventually, lambda: not is_idle(daemon))
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(leave())
-    eventually(lambda: is_idle(daemon), what="a task that waited for a whole answer")
-
-
 # ---------------------------------------------------------------- streams and deaths
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,16 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.step_batch import PackedRow
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Ready, RowDelta, Step
+from mlxsup.protocol.worker_messages import CancelRow, Dying, Ready, RowDelta, Step
 from mlxsup.supervisor.core import watchdog as watchdog_module
 from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.workers import instance as incarnation_module
 
 from support.client.pieces import texts_of
-from support.daemon.daemon import fake
 from support.daemon.played_daemon import Peer, Stage, generate, play, short_folder, token
 from support.eventually_async import eventually_async
 from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
-FAST = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
 LARGE = "x" * (1024 * 1024)
 
 
@@ -145,29 +142,6 @@ def test_each_life_has_a_socket_and_a_token_of_its_own_F9() -> None:
     assert play(body, supervisor={"log_level": "warning"}) == 0
 
 
-def test_a_death_in_mid_stream_is_told_and_the_stream_continues_in_the_next_life_F1() -> None:
-    async def body(stage: Stage) -> None:
-        peer, worker = stage.peer(), await stage.ready()
-        await peer.say(generate())
-        key = await worker.accept()
-        await worker.step(token(key, 1))
-        await peer.hear(Deltas)
-        worker.die(signal.SIGSEGV)
-        second = await stage.worker(generation=2)
-        await second.come_up()
-        dispatch = await second.hear(Dispatch)
-        assert dispatch.resume is not None
-        assert dispatch.resume.delivered == b"\1\0\0\0"
-        await second.step(token(dispatch.key, 2, is_last=True))
-        assert [d.seq for d in (await peer.hear(Deltas)).deltas] == [1]
-        assert (await peer.hear(Done)).resumed == 1
-        exit_ = (await status(peer))["last_exit"]
-        assert (exit_["reason"], exit_["signal"], exit_["code"]) == ("crash", "SIGSEGV", None)
-        assert abs(exit_["at"] - time.time()) < 600
-
-    assert play(body) == 0
-
-
 def test_an_exit_code_and_the_last_line_reach_the_status() -> None:
     async def body(stage: Stage) -> None:
         await stage.until("a", "FAILED")
@@ -222,16 +196,6 @@ def test_output_after_an_exit_belongs_to_the_last_lines(
         assert (await status(stage.peer()))["last_exit"]["detail"] == "the end"
 
     assert play(body, process=ORPHAN) == 0
-
-
-def test_a_worker_that_cannot_be_started_is_a_crash_with_its_reason() -> None:
-    async def body(stage: Stage) -> None:
-        await stage.until("a", "FAILED", generation=2)
-        assert "No such file" in (await status(stage.peer()))["cause"]
-        assert recorded(stage.folder) == []
-        assert list((stage.folder / "run").glob("w*.sock*")) == []
-
-    assert play(body, {"a": fake(**FAST)}, argv=["/nowhere/worker"]) == 0
 
 
 def test_a_model_that_a_reload_added_is_planned_for_once_another_was_measured(

@@ -65,23 +65,6 @@ def test_messages_become_events_and_answers_come_back() -> None:
     run(body)
 
 
-GARBAGE: list[list[bytes]] = [
-    [b""],
-    [b"", b""],
-    [b"\xc1"],
-    [b"\x80"],
-    [b"a", b"b", b"c"],
-    [os.urandom(3000)],
-    [msgpack.packb({"type": "generate", "id": "g", "model": 3}), b""],
-    [msgpack.packb({"type": "nonsense", "id": "g"})],
-    [msgpack.packb({"type": "ping", "id": "g", "more": float("nan")})],
-    [msgpack.packb({"type": "ping", "id": "g" * 70_000})],
-    [b"\x81" * 60_000],
-    [msgpack.packb({"type": "generate", "id": "g", "model": "m"}), b"x" * (33 * 1024 * 1024)],
-    [msgpack.packb({"type": "ping", "id": "g", "v": 99})],
-]
-
-
 def test_a_cancel_never_overtakes_its_request_whatever_their_sizes_D5() -> None:
     """One connection keeps the order, over many turns of receiving."""
 
@@ -96,25 +79,6 @@ def test_a_cancel_never_overtakes_its_request_whatever_their_sizes_D5() -> None:
             peer.say(message)
         heard = [said.message for said in await bench.said(len(asked))]
         assert heard == asked
-
-    run(body)
-
-
-def test_garbage_is_answered_and_affects_no_other_client_P17() -> None:
-    async def body(bench: Bench) -> None:
-        good, bad = bench.peer(), bench.peer()
-        good.say(generate("a"))
-        (heard,) = await bench.said(1)
-        for frames in GARBAGE:
-            bad.socket.send_multipart(frames)
-            answer = await bad.hear()
-            assert isinstance(answer, Failed)
-            assert answer.error.code in ("invalid_request", "unsupported_version")
-        bad.say(Ping(id=RequestId("p")))
-        await bench.said(2)
-        bench.clients.send(heard.connection, done("a", 0))
-        assert await good.hear() == done("a", 0)
-        assert len(bench.events) == 2
 
     run(body)
 
@@ -512,7 +476,7 @@ async def stuck(bench: Bench, count: int) -> list[ConnectionId]:
             before, last = last, outbox.size_bytes
             return bool(outbox) and before == last
 
-        await eventually_async(is_stuck, timeout_s=60)
+        await eventually_async(is_stuck)
     return ids
 
 
@@ -587,7 +551,7 @@ def test_a_stranger_that_does_not_read_its_refusals_is_owed_none(
                 asked += 1
             return bool(connection.outbox)
 
-        await eventually_async(is_stuck, timeout_s=60)
+        await eventually_async(is_stuck)
         owed_bytes = connection.outbox.size_bytes
         await eventually_async(lambda: is_stuck() and asked == 20_000, timeout_s=120)
         assert connection.outbox.size_bytes <= owed_bytes < MAX_UNSENT_BYTES // 50

@@ -100,7 +100,7 @@ class Played:
             await self.reading
 
     async def until_told(self, count: int = 1) -> None:
-        await eventually_async(lambda: len(self.told) >= count, timeout_s=30.0)
+        await eventually_async(lambda: len(self.told) >= count)
 
     def end(self, number: int = START.number) -> None:
         """Ends one as the core does it, which needs no task for that."""

@@ -115,13 +115,11 @@ def live(
 
 
 async def until_it_listens(events: list[Event]) -> None:
-    await eventually_async(
-        lambda: any(isinstance(event, GatewayListening) for event in events), timeout_s=30.0
-    )
+    await eventually_async(lambda: any(isinstance(event, GatewayListening) for event in events))
 
 
 async def until_it_ended(keeper: GatewayKeeper, events: list[Event]) -> None:
-    await eventually_async(lambda: events and isinstance(events[-1], GatewayEnded), timeout_s=30.0)
+    await eventually_async(lambda: events and isinstance(events[-1], GatewayEnded))
 
 
 def test_one_that_has_not_begun_when_the_end_comes_is_not_started() -> None:
@@ -316,9 +314,7 @@ def test_each_life_is_told_whether_keys_were_in_force_at_the_end_of_the_last(
     tmp_path: Path,
 ) -> None:
     async def until(events: list[Event], kind: type[Event], count: int) -> None:
-        await eventually_async(
-            lambda: sum(isinstance(event, kind) for event in events) == count, timeout_s=30.0
-        )
+        await eventually_async(lambda: sum(isinstance(event, kind) for event in events) == count)
 
     async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -465,7 +465,7 @@ class Pool(Around):
 
     async def until_ready(self) -> int:
         """Return the pid of one that has just become ready."""
-        await eventually_async(lambda: bool(self.events), timeout_s=60.0)
+        await eventually_async(lambda: bool(self.events))
         [event] = self.events
         assert isinstance(event, PrewarmedReady)
         assert (event.number, event.now) == (7, 5.0)
@@ -505,7 +505,7 @@ def test_a_ready_one_gets_its_line_and_its_new_reader_everything_it_printed() ->
         process = unit.take(b"spec\n", output.append)
         assert process is not None
         assert (process.pid, unit.pid) == (pid, None)
-        await eventually_async(lambda: b"got spec" in b"".join(output), timeout_s=60.0)
+        await eventually_async(lambda: b"got spec" in b"".join(output))
         assert b"".join(output) == b"imported\ngot spec\n", "each once, in order"
         await life
         unit.kill()  # it belongs to a model now
@@ -523,7 +523,7 @@ def test_one_that_is_stopped_is_not_handed_over_and_ends() -> None:
         life = asyncio.create_task(around.unit.live())
         pid = await around.until_ready()
         os.kill(pid, signal.SIGSTOP)
-        await eventually_async(lambda: is_process_stopped(pid), timeout_s=60.0)
+        await eventually_async(lambda: is_process_stopped(pid))
         assert around.unit.take(b"spec\n", ignore) is None
         await life
 
@@ -663,7 +663,7 @@ def test_kill_ends_the_one_of_that_number_alone() -> None:
         async with asyncio.TaskGroup() as tasks:
             for number in (1, 2):
                 units.start(number, tasks)
-            await eventually_async(lambda: len(around.events) == 2, timeout_s=60.0)
+            await eventually_async(lambda: len(around.events) == 2)
             units.kill(3)
             assert (units.get(None), units.get(3)) == (None, None)
             first, second = units.get(1), units.get(2)

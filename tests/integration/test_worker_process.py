@@ -105,7 +105,7 @@ def test_heartbeats_end_while_the_gil_is_held_F6() -> None:
     with WorkerHarness(is_new=False) as worker:
         worker.wait_until_ready()
         worker.dispatch("[[fault stall=gil at=1]]")
-        eventually(lambda: not worker.has_beat(2.5) or not worker.beat(), timeout_s=60)
+        eventually(lambda: not worker.has_beat(2.5) or not worker.beat())
         assert worker.process.poll() is None
 
 
@@ -121,7 +121,7 @@ def test_a_supervisor_that_does_not_read_stops_the_steps() -> None:
             was, last = last, beat.step
             return beat.phase is WorkerPhase.IDLE and beat.step == was > 0
 
-        eventually(is_standing, timeout_s=60)
+        eventually(is_standing)
         assert last < 1000
         worker.cancel(key)
         (stream,) = worker.finish(key)
@@ -216,7 +216,7 @@ def test_a_killed_supervisor_takes_a_worker_that_holds_the_gil_with_it_P13() -> 
         parent.wait()
         parent.stdout.close()
     try:
-        eventually(lambda: is_gone(int(pid)), timeout_s=60)
+        eventually(lambda: is_gone(int(pid)))
     finally:
         shutil.rmtree(folder)
 

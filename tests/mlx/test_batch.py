@@ -35,11 +35,8 @@ pytestmark = pytest.mark.mlx
 
 
 @pytest.fixture(scope="module", params=list(Batching))
-def engine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MlxEngine]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    with loaded_engine(folder, known_batching=known_as(folder, request.param)) as engine:
+def engine(request: pytest.FixtureRequest, tiny: Path) -> Iterator[MlxEngine]:
+    with loaded_engine(tiny, known_batching=known_as(tiny, request.param)) as engine:
         yield engine
 
 
@@ -164,14 +161,9 @@ def test_removed_rows_keep_their_prefixes(keeping_engine: MlxEngine) -> None:
     run_rows(keeping_engine)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture(scope="module", params=[Batching.TOGETHER, Batching.SERIAL_PREFILL])
-def batched_engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[MlxEngine]:
-    with loaded_engine(folder, known_batching=known_as(folder, request.param)) as batched_engine:
+def batched_engine(request: pytest.FixtureRequest, tiny: Path) -> Iterator[MlxEngine]:
+    with loaded_engine(tiny, known_batching=known_as(tiny, request.param)) as batched_engine:
         yield batched_engine
 
 

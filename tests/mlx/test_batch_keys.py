@@ -27,14 +27,7 @@ from mlxsup.worker.engines.mlx.prompt_batch import NewRow, PromptBatch
 from mlxsup.worker.engines.mlx.sampler import PLAIN, draw_by_share
 from mlxsup.worker.engines.mlx.shapes import padded_tokens
 
-from support.models.tiny_model import make_tiny_model
-
 pytestmark = pytest.mark.mlx
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 HEADS, WIDTH = 2, 8
@@ -230,23 +223,23 @@ def read(
 
 @pytest.mark.parametrize("pads", [False, True])
 def test_prompts_of_a_batch_are_read_as_alone_after_a_pass_that_was_padded(
-    folder: Path, pads: bool
+    tiny: Path, pads: bool
 ) -> None:
     """A row stops at a fork, so the next pass finds it padded on the left."""
-    together = read(folder, [0, 1], [(3, 8), (17, 12)], pads=pads)
+    together = read(tiny, [0, 1], [(3, 8), (17, 12)], pads=pads)
     for uid in PROMPTS:
-        [alone] = read(folder, [uid], [(20,)], pads=pads)
+        [alone] = read(tiny, [uid], [(20,)], pads=pads)
         for got, wanted in zip(together[uid], alone, strict=True):
             np.testing.assert_allclose(np.array(got), np.array(wanted), atol=1e-4)
 
 
 @pytest.mark.parametrize("pads", [False, True])
 def test_what_a_pass_leaves_is_freed_unless_others_have_its_shape(
-    folder: Path, pads: bool, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, pads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed: list[None] = []
     monkeypatch.setattr(mx, "clear_cache", lambda: freed.append(None))
-    read(folder, [0, 1], [(3, 8), (17, 12)], pads=pads)
+    read(tiny, [0, 1], [(3, 8), (17, 12)], pads=pads)
     assert bool(freed) is not pads
 
 

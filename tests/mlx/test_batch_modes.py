@@ -52,13 +52,8 @@ TOGETHER, SERIAL, ONE_ROW = Batching.TOGETHER, Batching.SERIAL_PREFILL, Batching
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Any:
-    return load_model(folder)[0]
+def model(tiny: Path) -> Any:
+    return load_model(tiny)[0]
 
 
 Fault = Callable[[int, int, Any, mx.array], mx.array]
@@ -412,22 +407,22 @@ def test_a_row_differs_by_the_smaller_one_of_two_steps_in_a_row() -> None:
 
 
 def test_a_row_alone_that_raises_is_a_bad_model_by_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(self: FloatLogits, *args: Any, **named: Any) -> mx.array:
         raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
 
     monkeypatch.setattr(FloatLogits, "__call__", call)
     for max_concurrency in (1, 4):
-        engine = MlxEngine(make_spec(folder, max_concurrency=max_concurrency))
+        engine = MlxEngine(make_spec(tiny, max_concurrency=max_concurrency))
         with pytest.raises(BadModelError, match=r"cannot run: \[GatherMM") as caught:
             engine.load(lambda phase, progress: None)
-        assert str(folder) in str(caught.value)
+        assert str(tiny) in str(caught.value)
         engine.close()
 
 
-def test_the_probe_leaves_nothing_behind(folder: Path) -> None:
-    with loaded_engine(folder, prefix_cache_bytes=1 << 24) as engine:
+def test_the_probe_leaves_nothing_behind(tiny: Path) -> None:
+    with loaded_engine(tiny, prefix_cache_bytes=1 << 24) as engine:
         assert not engine.row_count()
         assert engine.prefixes is not None
         assert len(engine.prefixes) == 0
@@ -446,10 +441,10 @@ def test_the_probe_leaves_nothing_behind(folder: Path) -> None:
     ids=["known", "another model", "an unknown way", "one row by configuration", "short context"],
 )
 def test_a_way_that_an_earlier_life_found_is_taken_unless_it_says_nothing_of_this_load(
-    folder: Path, changes: dict[str, str], way: Batching
+    tiny: Path, changes: dict[str, str], way: Batching
 ) -> None:
-    known = known_as(folder, SERIAL)
-    with loaded_engine(folder, known_batching=known | changes, max_concurrency=2) as engine:
+    known = known_as(tiny, SERIAL)
+    with loaded_engine(tiny, known_batching=known | changes, max_concurrency=2) as engine:
         assert engine.facts.batching is way
         assert engine.facts.batching_reason == ("" if changes else known["reason"])
 
@@ -463,7 +458,7 @@ def test_a_way_that_an_earlier_life_found_is_taken_unless_it_says_nothing_of_thi
     ],
 )
 def test_the_host_builds_the_pass_of_rows_that_decode_while_the_device_reads_prompts(
-    folder: Path, drafts: str, guess: list[int], order: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, drafts: str, guess: list[int], order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows with guesses wait for their own pass, so nothing is sent before it."""
     did: list[str] = []
@@ -482,7 +477,7 @@ def test_the_host_builds_the_pass_of_rows_that_decode_while_the_device_reads_pro
     note(PromptBatch, "wait", "wait")
     note(BatchDecode, "next", "decode")
     with loaded_engine(
-        folder, known_batching=known_as(folder, TOGETHER), drafts=drafts, decode_share=0.0
+        tiny, known_batching=known_as(tiny, TOGETHER), drafts=drafts, decode_share=0.0
     ) as engine:
         engine.insert(make_row(1, [20, 21, 22], max_tokens=40, ignore_eos=True))
         while not engine.step().tokens:
@@ -494,9 +489,9 @@ def test_the_host_builds_the_pass_of_rows_that_decode_while_the_device_reads_pro
     assert bool(result.guessed) == bool(guess)
 
 
-def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> None:
+def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(tiny: Path) -> None:
     """Twice as many rows as fit come one after the other; none that decodes is passed over."""
-    with loaded_engine(folder, known_batching=known_as(folder, ONE_ROW)) as engine:
+    with loaded_engine(tiny, known_batching=known_as(tiny, ONE_ROW)) as engine:
         alone = [solo(engine, make_row(key, [key + 1, 7, 9], max_tokens=9)) for key in range(12)]
         waiting = list(range(12))
         decoding: set[int] = set()

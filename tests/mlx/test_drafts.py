@@ -224,31 +224,26 @@ class Counted:
 # ---------------------------------------------------------------- the same answers
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture(scope="module", params=[Batching.TOGETHER, Batching.ONE_ROW])
-def known(request: pytest.FixtureRequest, folder: Path) -> dict[str, str]:
-    return known_as(folder, request.param)
+def known(request: pytest.FixtureRequest, tiny: Path) -> dict[str, str]:
+    return known_as(tiny, request.param)
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path, known: dict[str, str]) -> Answers:
-    with loaded_engine(folder, known_batching=known) as engine:
+def plain(tiny: Path, known: dict[str, str]) -> Answers:
+    with loaded_engine(tiny, known_batching=known) as engine:
         return alone(engine, rows_of())
 
 
 @pytest.fixture(scope="module", params=["ngram", "model"])
-def source(request: pytest.FixtureRequest, folder: Path) -> str:
+def source(request: pytest.FixtureRequest, tiny: Path) -> str:
     """What the configuration says of drafts: the draft model is the model itself."""
-    return "ngram" if request.param == "ngram" else str(folder)
+    return "ngram" if request.param == "ngram" else str(tiny)
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, known: dict[str, str], source: str) -> Iterator[MlxEngine]:
-    with loaded_engine(folder, known_batching=known, drafts=source) as engine:
+def engine(tiny: Path, known: dict[str, str], source: str) -> Iterator[MlxEngine]:
+    with loaded_engine(tiny, known_batching=known, drafts=source) as engine:
         assert engine.facts.draft_tokens == 4
         yield engine
 
@@ -270,10 +265,10 @@ def test_rows_that_accept_different_numbers_answer_as_without_drafts(
 
 
 def test_passes_that_are_padded_to_few_shapes_answer_alike(
-    folder: Path, plain: Answers, source: str
+    tiny: Path, plain: Answers, source: str
 ) -> None:
     rows = rows_of()
-    with loaded_engine(folder, drafts=source) as engine, guessing(*texts_of(rows, plain)):
+    with loaded_engine(tiny, drafts=source) as engine, guessing(*texts_of(rows, plain)):
         assert engine.batch is not None
         engine.batch.pad()
         run = Counted(engine)
@@ -412,13 +407,13 @@ def test_rows_with_adapters_guess(name: str, tmp_path: Path) -> None:
 
 
 def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(
-    folder: Path, source: str
+    tiny: Path, source: str
 ) -> None:
     rows = [make_row(0, prompt(44), 20, top_logprobs=5), make_row(1, prompt(9), 55, top_logprobs=5)]
-    with loaded_engine(folder, context_length=64) as engine:
+    with loaded_engine(tiny, context_length=64) as engine:
         wanted = alone(engine, rows)
     ends: list[int] = []
-    with loaded_engine(folder, context_length=64, drafts=source, draft_tokens=16) as engine:
+    with loaded_engine(tiny, context_length=64, drafts=source, draft_tokens=16) as engine:
         assert engine.batch is not None
         mode: Any = engine.batch.mode
         batch, compute = mode.decode.rows, FloatLogits.__call__
@@ -499,11 +494,11 @@ def test_every_type_answers_and_continues_as_without_drafts(
 
 
 @pytest.fixture(scope="module")
-def workers(folder: Path, source: str) -> Iterator[tuple[LoopDriver, LoopDriver]]:
+def workers(tiny: Path, source: str) -> Iterator[tuple[LoopDriver, LoopDriver]]:
     """One without drafts, and one with them."""
     with (
-        loaded_engine(folder) as engine,
-        loaded_engine(folder, drafts=source) as drafting,
+        loaded_engine(tiny) as engine,
+        loaded_engine(tiny, drafts=source) as drafting,
     ):
         both = (LoopDriver(engine, engine.facts), LoopDriver(drafting, drafting.facts))
         yield both
@@ -852,7 +847,7 @@ def test_a_pause_in_the_first_pass_is_forgotten_soon() -> None:
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_row_reads_guesses_only_if_its_expected_tokens_have_come(
-    folder: Path, plain: Answers, comes: bool
+    tiny: Path, plain: Answers, comes: bool
 ) -> None:
     row = rows_of()[0]
 
@@ -861,7 +856,7 @@ def test_a_row_reads_guesses_only_if_its_expected_tokens_have_come(
         return [(GRAM, comes)]
 
     with (
-        loaded_engine(folder, drafts="ngram") as engine,
+        loaded_engine(tiny, drafts="ngram") as engine,
         mock.patch.object(NgramIndex, "follow", follow),
     ):
         run = Counted(engine)
@@ -871,11 +866,11 @@ def test_a_row_reads_guesses_only_if_its_expected_tokens_have_come(
 
 
 def test_guesses_begin_behind_a_pending_token_that_is_not_known_yet(
-    folder: Path, plain: Answers
+    tiny: Path, plain: Answers
 ) -> None:
     row = rows_of()[0]
     with (
-        loaded_engine(folder, drafts="ngram") as engine,
+        loaded_engine(tiny, drafts="ngram") as engine,
         guessing_by_text(texts_of([row], plain), has_errors=False),
         mock.patch.object(Pacer, "choose", return_value=(2, 0.0)),
     ):
@@ -898,13 +893,13 @@ def shapes_of(read: mock.Mock) -> list[tuple[int, ...]]:
 
 
 def test_a_draft_model_begins_near_the_end_of_a_long_prompt_and_reads_it_in_parts(
-    folder: Path,
+    tiny: Path,
 ) -> None:
     rows = [make_row(key, prompt(CONTEXT + 300), 30, top_logprobs=5) for key in range(2)]
-    with loaded_engine(folder) as engine:
+    with loaded_engine(tiny) as engine:
         wanted = alone(engine, rows)
     with (
-        loaded_engine(folder, drafts=str(folder)) as engine,
+        loaded_engine(tiny, drafts=str(tiny)) as engine,
         guessing(*texts_of(rows, wanted), is_same=False),
         read_by() as read,
     ):
@@ -917,9 +912,9 @@ def test_a_draft_model_begins_near_the_end_of_a_long_prompt_and_reads_it_in_part
     assert CONTEXT * 2 <= sum(rows * tokens for rows, tokens in shapes[:first]) < CONTEXT * 2 + 200
 
 
-def test_a_row_that_a_draft_model_has_fallen_behind_of_is_read_on_by_itself(folder: Path) -> None:
+def test_a_row_that_a_draft_model_has_fallen_behind_of_is_read_on_by_itself(tiny: Path) -> None:
     """Its rows are the text of one answer, so that each begins where the one before has ended."""
-    model = DraftModel(folder=mock.Mock(), model=loaded(folder), width=VOCABULARY_SIZE)
+    model = DraftModel(folder=mock.Mock(), model=loaded(tiny), width=VOCABULARY_SIZE)
     tokens = prompt(3 * CONTEXT)
     asked = DraftRows(model, VOCABULARY_SIZE, draw_by_share, pads=False)
 
@@ -949,12 +944,12 @@ def test_a_row_that_a_draft_model_has_fallen_behind_of_is_read_on_by_itself(fold
     assert asked.guess({}, 4) == {}
 
 
-def test_rows_that_leave_keep_no_memory_of_a_draft_model(folder: Path, plain: Answers) -> None:
+def test_rows_that_leave_keep_no_memory_of_a_draft_model(tiny: Path, plain: Answers) -> None:
     """One of them guesses after a step; of the other one it reads for several steps."""
     rows = [rows_of()[0], make_row(1, prompt(CONTEXT), 30)]
     held = set()
     with (
-        loaded_engine(folder, drafts=str(folder)) as engine,
+        loaded_engine(tiny, drafts=str(tiny)) as engine,
         guessing(*texts_of(rows[:1], plain)),
     ):
         assert engine.batch is not None
@@ -980,7 +975,7 @@ def loaded(folder: Path) -> Any:
 
 
 def test_a_draft_model_whose_pass_fails_is_not_asked_again(
-    folder: Path, plain: Answers, caplog: pytest.LogCaptureFixture
+    tiny: Path, plain: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = rows_of()
     failed = 0
@@ -994,7 +989,7 @@ def test_a_draft_model_whose_pass_fails_is_not_asked_again(
         return read(self, *given)
 
     with (
-        loaded_engine(folder, drafts=str(folder)) as engine,
+        loaded_engine(tiny, drafts=str(tiny)) as engine,
         guessing(*texts_of(rows, plain)),
         mock.patch.object(DraftModel, "read", failing),
         mock.patch.object(NgramIndex, "guess", return_value=[]),
@@ -1011,12 +1006,12 @@ def test_a_draft_model_whose_pass_fails_is_not_asked_again(
     assert "of other shapes" in said
 
 
-def test_a_draft_model_that_runs_out_of_memory_ends_the_worker(folder: Path) -> None:
+def test_a_draft_model_that_runs_out_of_memory_ends_the_worker(tiny: Path) -> None:
     """What it had taken may be what others need: the load plans with it again."""
     fails = mock.patch.object(
         DraftModel, "read", side_effect=RuntimeError("[malloc] out of memory")
     )
-    with loaded_engine(folder, drafts=str(folder)) as engine, guessing(), fails:
+    with loaded_engine(tiny, drafts=str(tiny)) as engine, guessing(), fails:
         engine.insert(rows_of()[0])
         with pytest.raises(MemoryError):
             Counted(engine).run()
@@ -1027,41 +1022,39 @@ def load(folder: Path, drafts: Path) -> None:
         pass
 
 
-def test_a_draft_model_with_other_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_draft_model_with_other_tokens_is_refused(tiny: Path, tmp_path: Path) -> None:
     draft = make_tiny_model(tmp_path / "draft")
     tokenizer = json.loads((draft / "tokenizer.json").read_text())
     (draft / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
-    load(folder, draft)  # written otherwise, but the same
+    load(tiny, draft)  # written otherwise, but the same
     add_tokens(draft, ["<|end|>"], is_special=True)
     with pytest.raises(
         BadLaunchError, match=r"the tokenizer of .*, not .*draft, whose tokens have"
     ):
-        load(folder, draft)
+        load(tiny, draft)
 
 
 def test_a_draft_model_that_does_not_keep_every_token_is_refused(
-    folder: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path
 ) -> None:
     draft = make_model(tmp_path / "draft", "mamba")
-    shutil.copy(folder / "tokenizer.json", draft)
+    shutil.copy(tiny / "tokenizer.json", draft)
     with pytest.raises(BadLaunchError, match="layers all keep every token, not mamba"):
-        load(folder, draft)
+        load(tiny, draft)
 
 
-def test_a_folder_of_a_draft_model_that_cannot_be_used_is_named(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_a_draft_model_that_cannot_be_used_is_named(tiny: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     with pytest.raises(ModelMissingError, match=f"^draft model: the model folder {draft} does not"):
-        load(folder, draft)
+        load(tiny, draft)
     make_tiny_model(draft)
     weights = (draft / "model.safetensors").read_bytes()
     (draft / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(BadModelError, match=f"^draft model: {draft}/model.safetensors"):
-        load(folder, draft)
+        load(tiny, draft)
 
 
-def test_a_draft_model_with_fewer_ids_guesses_for_all(folder: Path, tmp_path: Path) -> None:
+def test_a_draft_model_with_fewer_ids_guesses_for_all(tiny: Path, tmp_path: Path) -> None:
     """Ids that have no text fill up the outputs of some models; parts of pictures are below 0."""
     draft, rows = make_tiny_model(tmp_path / "draft"), rows_of(KINDS[:3])
     weights: Any = mx.load(str(draft / "model.safetensors"))
@@ -1070,10 +1063,10 @@ def test_a_draft_model_with_fewer_ids_guesses_for_all(folder: Path, tmp_path: Pa
     mx.save_safetensors(str(draft / "model.safetensors"), weights, {"format": "mlx"})
     config = json.loads((draft / "config.json").read_text()) | {"vocab_size": 1000}
     (draft / "config.json").write_text(json.dumps(config))
-    with loaded_engine(folder) as engine:
+    with loaded_engine(tiny) as engine:
         wanted = alone(engine, rows)
     with (
-        loaded_engine(folder, drafts=str(draft)) as engine,
+        loaded_engine(tiny, drafts=str(draft)) as engine,
         guessing(*texts_of(rows, wanted), is_same=False),
         mock.patch.object(
             BatchSampler, "shape", autospec=True, side_effect=BatchSampler.shape
@@ -1090,23 +1083,23 @@ def test_a_draft_model_with_fewer_ids_guesses_for_all(folder: Path, tmp_path: Pa
     assert mx.array_equal(strange, known)
 
 
-def test_the_memory_of_a_draft_model_is_planned_and_reported(folder: Path, tmp_path: Path) -> None:
+def test_the_memory_of_a_draft_model_is_planned_and_reported(tiny: Path, tmp_path: Path) -> None:
     draft = make_tiny_model(tmp_path / "draft", config={"num_hidden_layers": 1})
     weights: Any = mx.load(str(draft / "model.safetensors"))
     kept = {name: array for name, array in weights.items() if "layers.1." not in name}
     mx.save_safetensors(str(draft / "model.safetensors"), kept, {"format": "mlx"})
-    launch = LaunchSettings(path=str(folder), drafts=str(draft))
+    launch = LaunchSettings(path=str(tiny), drafts=str(draft))
     entry = ModelSettings(name=ModelName("m"), launch=launch)
     need = needs_without_daemon([entry], "cpu", Measurements(tmp_path))[entry.name]
     assert isinstance(need, Need)
-    with loaded_engine(folder, drafts=str(draft)) as engine:
+    with loaded_engine(tiny, drafts=str(draft)) as engine:
         batch: Any = engine.batch
         both = (engine.model, batch._drafts.model.model)
         held = sum(array.nbytes for one in both for array in iterate_arrays(one))
         assert need.weights.size_bytes == held
         assert [replace(one, row_bytes=0) for one in engine.facts.cache_layers] == [*need.layers]
         assert [one.layers for one in need.layers] == [2, 1]
-    engine = MlxEngine(make_spec(folder, drafts=str(draft), memory_limit_bytes=held - 1))
+    engine = MlxEngine(make_spec(tiny, drafts=str(draft), memory_limit_bytes=held - 1))
     with pytest.raises(BadLaunchError, match=r"the weights of .* need"):
         engine.load(lambda phase, progress: None)
     engine.close()
@@ -1128,9 +1121,9 @@ def test_what_a_draft_model_reads_counts_as_lost() -> None:
     assert choose(pacer) == 0
 
 
-def test_the_text_guesses_before_a_draft_model_is_tried(folder: Path, plain: Answers) -> None:
+def test_the_text_guesses_before_a_draft_model_is_tried(tiny: Path, plain: Answers) -> None:
     row = rows_of()[0]
-    with loaded_engine(folder, drafts=str(folder)) as engine:
+    with loaded_engine(tiny, drafts=str(tiny)) as engine:
         batch = engine.batch
         assert batch is not None
         assert batch._drafts is not None
@@ -1156,9 +1149,9 @@ def test_the_text_guesses_before_a_draft_model_is_tried(folder: Path, plain: Ans
 
 
 def test_a_row_that_guesses_is_told_to_take_more_places(
-    engine: MlxEngine, folder: Path, source: str
+    engine: MlxEngine, tiny: Path, source: str
 ) -> None:
-    with loaded_engine(folder) as without:
+    with loaded_engine(tiny) as without:
         plain = without.facts.cache_layers * (1 if source == "ngram" else 2)
     layers, more = engine.facts.cache_layers, MOST_PADDING + 4
     for rows, longest in ((1, 10), (3, 700)):
@@ -1200,10 +1193,10 @@ def a_second_for_each_place(engine: MlxEngine) -> Iterator[None]:
 
 
 def test_the_time_of_prompts_is_no_part_of_a_step_without_guesses(
-    folder: Path, known: dict[str, str]
+    tiny: Path, known: dict[str, str]
 ) -> None:
     with (
-        loaded_engine(folder, known_batching=known, drafts="ngram") as engine,
+        loaded_engine(tiny, known_batching=known, drafts="ngram") as engine,
         a_second_for_each_place(engine),
         mock.patch.object(Pacer, "saw_plain") as saw,
     ):
@@ -1218,11 +1211,11 @@ def test_the_time_of_prompts_is_no_part_of_a_step_without_guesses(
 
 
 def test_the_time_of_guesses_is_no_part_of_other_costs(
-    folder: Path, known: dict[str, str], plain: Answers
+    tiny: Path, known: dict[str, str], plain: Answers
 ) -> None:
     row = rows_of()[0]
     with (
-        loaded_engine(folder, known_batching=known, drafts="ngram") as engine,
+        loaded_engine(tiny, known_batching=known, drafts="ngram") as engine,
         a_second_for_each_place(engine),
     ):
         batch = engine.batch
@@ -1243,9 +1236,9 @@ def test_the_time_of_guesses_is_no_part_of_other_costs(
     assert 0.75 < batch.costs.token_s <= 1.0, "a part of a pass is always the pass's"
 
 
-def test_what_a_draft_model_reads_of_a_prompt_is_no_part_of_other_costs(folder: Path) -> None:
+def test_what_a_draft_model_reads_of_a_prompt_is_no_part_of_other_costs(tiny: Path) -> None:
     with (
-        loaded_engine(folder, drafts=str(folder)) as engine,
+        loaded_engine(tiny, drafts=str(tiny)) as engine,
         a_second_for_each_place(engine),
         mock.patch.object(Pacer, "lose") as lose,
         guessing(is_same=False),
@@ -1265,14 +1258,14 @@ def test_what_a_draft_model_reads_of_a_prompt_is_no_part_of_other_costs(folder: 
 # ---------------------------------------------------------------- models that do not guess
 
 
-def test_a_deterministic_model_does_not_guess(folder: Path) -> None:
-    with loaded_engine(folder, drafts="ngram", deterministic=True) as engine:
+def test_a_deterministic_model_does_not_guess(tiny: Path) -> None:
+    with loaded_engine(tiny, drafts="ngram", deterministic=True) as engine:
         assert engine.facts.draft_tokens == 0
         assert any("deterministic" in warning for warning in engine.facts.warnings)
 
 
-def test_off_is_the_default(folder: Path) -> None:
-    with loaded_engine(folder) as engine:
+def test_off_is_the_default(tiny: Path) -> None:
+    with loaded_engine(tiny) as engine:
         assert engine.facts.draft_tokens == 0
         assert not any("drafts" in warning for warning in engine.facts.warnings)
         engine.insert(make_row(1, [1, 2, 3] * 9, 8))
@@ -1285,16 +1278,16 @@ def test_off_is_the_default(folder: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_an_answer_with_guesses_outlives_its_worker(
-    folder: Path, source: str, tmp_path: Path
+    tiny: Path, source: str, tmp_path: Path
 ) -> None:
     asked: dict[str, Any] = {"prompt_tokens": prompt(12) * 6, "max_tokens": 400}
     foreign = make_tiny_model(tmp_path / "foreign")
     add_tokens(foreign, ["<|end|>"], is_special=True)
     models: dict[str, dict[str, Any]] = {
-        "foreign": {"path": str(folder), "drafts": str(foreign), "preload": False},
-        "plain": {"path": str(folder)},
-        "drafting": {"path": str(folder), "drafts": source, "draft_tokens": 6},
-        "vectors": {"path": str(folder), "drafts": "ngram", "pooling": "mean"},
+        "foreign": {"path": str(tiny), "drafts": str(foreign), "preload": False},
+        "plain": {"path": str(tiny)},
+        "drafting": {"path": str(tiny), "drafts": source, "draft_tokens": 6},
+        "vectors": {"path": str(tiny), "drafts": "ngram", "pooling": "mean"},
     }
     with Daemon(models) as daemon, daemon.client() as client:
         whole = client.complete("plain", **asked)

@@ -4,18 +4,14 @@ is one call of an allowed function with arguments by the schema."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Channel, FinishReason
-from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-from support.models.tiny_model import make_tiny_model
 from support.worker.loop_driver import Answer, LoopDriver, check_resumes
-from support.worker.mlx_rows import make_spec
 
 pytestmark = pytest.mark.mlx
 
@@ -50,15 +46,6 @@ def one(name: str) -> dict[str, Any]:
 def allowed(*names: str) -> dict[str, Any]:
     tools = [one(name) for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
-
-
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
-    engine = MlxEngine(make_spec(make_tiny_model(tmp_path_factory.mktemp("tiny"))))
-    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
-    yield driver
-    driver.close()
-    engine.close()
 
 
 def asked(choice: Any, seed: int = 1, **more: Any) -> dict[str, Any]:

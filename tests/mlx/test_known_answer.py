@@ -28,7 +28,6 @@ from mlxsup.worker.engines.opening import prepare
 
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, UNLOADABLE, model_file
-from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import make_spec
 
 pytestmark = pytest.mark.mlx
@@ -55,14 +54,9 @@ WRONG: dict[str, Callable[[list[mx.array]], mx.array]] = {
 """Functions that make the latest of the sums so far wrong, in the same way in all ranks."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.mark.parametrize("way", WRONG)
 def test_wrong_sums_are_noticed_though_all_ranks_have_the_same(
-    way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     all_sum = mx.distributed.all_sum
     sums: list[mx.array] = []
@@ -73,11 +67,11 @@ def test_wrong_sums_are_noticed_though_all_ranks_have_the_same(
 
     monkeypatch.setattr(mx.distributed, "all_sum", wrong_sum)
     with pytest.raises(DivergedError, match="the hosts compute layer 1 together otherwise"):
-        try_layer(folder)
+        try_layer(tiny)
 
 
 def test_attention_sees_few_shapes_because_each_is_planned_for_a_second(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, ...]] = []
     attend = llama.scaled_dot_product_attention
@@ -87,7 +81,7 @@ def test_attention_sees_few_shapes_because_each_is_planned_for_a_second(
         return attend(queries, keys, *others, **named)
 
     monkeypatch.setattr(llama, "scaled_dot_product_attention", noted)
-    try_layer(folder, 6000)
+    try_layer(tiny, 6000)
     assert len(set(shapes)) <= 4  # the three sizes, and what is left at the end
 
 
@@ -112,7 +106,7 @@ def shared(folder: Path, parallel: str, ranks: int = 1, backend: str = "ring") -
     return take_share(model, checked, group, parallel=parallel, backend=backend)
 
 
-def test_a_model_is_a_pipeline_if_its_type_can_be_one(folder: Path, tmp_path: Path) -> None:
+def test_a_model_is_a_pipeline_if_its_type_can_be_one(tiny: Path, tmp_path: Path) -> None:
     other = make_model(tmp_path / "other", "qwen2")
     assert shared(other, "auto") == "pipeline"
     with pytest.raises(BadLaunchError, match=r"config\.json: .* use another number of hosts"):
@@ -120,9 +114,9 @@ def test_a_model_is_a_pipeline_if_its_type_can_be_one(folder: Path, tmp_path: Pa
     with pytest.raises(BadLaunchError, match=r'99 hosts cannot divide; .* parallel = "pipeline"'):
         shared(other, "tensor", ranks=99)
     with pytest.raises(BadLaunchError, match=r"is 4, which 3 hosts .* another number of hosts$"):
-        shared(folder, "auto", ranks=3)
+        shared(tiny, "auto", ranks=3)
     with pytest.raises(BadModelError, match=r'llama cannot be divided by pipeline; .* "tensor"'):
-        shared(folder, "pipeline")
+        shared(tiny, "pipeline")
     with pytest.raises(BadModelError, match=r'bailing.* by tensor; set parallel = "pipeline"$'):
         shared(make_model(tmp_path / "pipeline", "bailing_hybrid"), "auto", backend="nccl")
     assert shared(make_model(tmp_path / "both", "qwen2"), "auto", backend="nccl") == "tensor"

@@ -40,11 +40,6 @@ pytestmark = pytest.mark.mlx
 GIB = 2**30
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 def facts_of(path: Path, **changes: Any) -> EngineFacts:
     engine = MlxEngine(make_spec(path, **changes))
     try:

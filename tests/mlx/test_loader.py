@@ -65,11 +65,6 @@ from support.worker.mlx_rows import loaded_engine, make_spec
 pytestmark = pytest.mark.mlx
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 def load_with(
     path: Path, report: Callable[..., None] = lambda *_: None, **changes: Any
 ) -> EngineFacts:

@@ -213,12 +213,9 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=list(Batching))
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    known = known_as(folder, request.param)
-    with loaded_engine(folder, known_batching=known, max_concurrency=ROWS) as engine:
+def pair(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Pair]:
+    known = known_as(tiny, request.param)
+    with loaded_engine(tiny, known_batching=known, max_concurrency=ROWS) as engine:
         made = Pair(engine)
         yield made
         made.loop.close()

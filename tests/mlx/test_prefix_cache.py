@@ -39,7 +39,6 @@ from support.models.tiny_model import (
     BYTES_PER_TOKEN,
     CONTEXT_LENGTH,
     VOCABULARY_SIZE,
-    make_tiny_model,
 )
 from support.worker.loop_driver import LoopDriver
 from support.worker.mlx_rows import loaded_engine, make_row, run_rows, solo
@@ -51,13 +50,8 @@ BYTES = 64 * 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[MlxEngine]:
-    with loaded_engine(folder, prefix_cache_bytes=BYTES) as engine:
+def shared(tiny: Path) -> Iterator[MlxEngine]:
+    with loaded_engine(tiny, prefix_cache_bytes=BYTES) as engine:
         yield engine
 
 
@@ -69,8 +63,8 @@ def engine(shared: MlxEngine) -> MlxEngine:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> Iterator[MlxEngine]:
-    with loaded_engine(folder) as engine:
+def plain(tiny: Path) -> Iterator[MlxEngine]:
+    with loaded_engine(tiny) as engine:
         yield engine
 
 
@@ -113,9 +107,9 @@ def test_a_kept_row_returns_with_its_own_tokens_and_one_to_read() -> None:
         assert len(kept) == 0
 
 
-def test_bytes_are_bounded_and_given_back(folder: Path) -> None:
+def test_bytes_are_bounded_and_given_back(tiny: Path) -> None:
     limit = 500 * BYTES_PER_TOKEN
-    with loaded_engine(folder, prefix_cache_bytes=limit, max_concurrency=1) as engine:
+    with loaded_engine(tiny, prefix_cache_bytes=limit, max_concurrency=1) as engine:
         prefixes = engine.prefixes
         assert prefixes is not None
         for seed in range(5):
@@ -179,8 +173,8 @@ def test_answers_stay_the_same_under_sharing_and_churn_C10(
                 assert got[key] == expected[key]
 
 
-def test_a_deterministic_model_takes_nothing_from_a_cache(folder: Path) -> None:
-    with loaded_engine(folder, prefix_cache_bytes=BYTES, deterministic=True) as engine:
+def test_a_deterministic_model_takes_nothing_from_a_cache(tiny: Path) -> None:
+    with loaded_engine(tiny, prefix_cache_bytes=BYTES, deterministic=True) as engine:
         assert (engine.facts.prefix_cache_bytes, engine.facts.prefix_cache_tokens) == (0, 0)
         tokens = tokens_of(1, 100)
         assert [prefilled(engine, tokens) for _ in range(2)] == [(0, 100), (0, 100)]
@@ -541,11 +535,11 @@ def test_how_many_tokens_fit_beside_what_does_not_grow() -> None:
     assert [tokens_that_fit(limit, layers, 50) for limit in limits] == [0, 0, 1, 19, 20, 50]
 
 
-def test_the_engine_says_what_it_keeps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_says_what_it_keeps(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda backend, limit: 6 * 2**20)
 
     def facts_of(**changes: Any) -> tuple[int, int]:
-        with loaded_engine(folder, max_concurrency=1, **changes) as engine:
+        with loaded_engine(tiny, max_concurrency=1, **changes) as engine:
             return engine.facts.prefix_cache_bytes, engine.facts.prefix_cache_tokens
 
     row = BYTES_PER_TOKEN * CONTEXT_LENGTH

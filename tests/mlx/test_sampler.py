@@ -34,7 +34,6 @@ from mlxsup.worker.engines.mlx.sampler import (
     pick_tokens,
 )
 
-from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_draws import drawer, draws_of
 from support.worker.mlx_rows import known_as, loaded_engine, make_row, run_rows
 
@@ -279,11 +278,6 @@ def test_a_sampler_counts_its_rows_tokens_and_those_of_no_other() -> None:
 KEYS = [derive_key(seed, number) for seed in range(9) for number in range(3)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 # ---------------------------------------------------------------- noise
 def noise_of(keys: Sequence[int], width: int = 300) -> list[bytes]:
     return [row.tobytes() for row in np.array(make_noise(keys, width))]
@@ -346,9 +340,9 @@ def test_only_the_cpu_draws_by_share(backend: str, way: Draw) -> None:
 
 @pytest.mark.parametrize("way", list(Batching))
 def test_rows_are_drawn_as_the_backend_says_however_they_run(
-    way: Batching, folder: Path, monkeypatch: pytest.MonkeyPatch
+    way: Batching, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = known_as(folder, way)
+    known = known_as(tiny, way)
     backends: list[str] = []
     asked: list[int] = []
 
@@ -362,7 +356,7 @@ def test_rows_are_drawn_as_the_backend_says_however_they_run(
         return noted
 
     monkeypatch.setattr(sampler, "choose_draw", choose)
-    with loaded_engine(folder, known_batching=known) as engine:
+    with loaded_engine(tiny, known_batching=known) as engine:
         assert engine.facts.batching is way
         assert set(backends) == {engine.facts.backend}
         asked.clear()

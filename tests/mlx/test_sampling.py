@@ -27,12 +27,6 @@ pytestmark = pytest.mark.mlx
 SHARES = [0.4, 0.3, 0.2, 0.1]
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
-    with driven_engine(make_tiny_model(tmp_path_factory.mktemp("tiny")), 8) as driver:
-        yield driver
-
-
 def draws(count: int = 300, spared: list[int] | None = None, **parameters: Any) -> list[int]:
     """How often each of four tokens is drawn."""
     row = make_row(1, [1], **{"temperature": 1.0, "seed": 5} | parameters)

@@ -29,7 +29,7 @@ from mlxsup.worker.engines.mlx.tokenizer import tokenizer_error
 from mlxsup.worker.text.detokenizer import WindowDetokenizer
 
 from support.models.demo_model import demo_model_folder
-from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model, write_tokenizer
+from support.models.tiny_model import VOCABULARY_SIZE, write_tokenizer
 
 pytestmark = pytest.mark.mlx
 
@@ -47,9 +47,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> MlxText:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    return load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
+def text(tiny: Path) -> MlxText:
+    return load_text(tiny, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -448,15 +447,10 @@ def test_a_decoder_that_needs_the_tokenizer_has_one_of_its_own(tmp_path: Path) -
 TEXT = "babe di fo wörld"
 
 
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+def folder(tiny: Path, tmp_path: Path) -> Path:
     """A copy to be changed."""
-    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 
 def change(folder: Path, file: str, **changes: Any) -> None:
@@ -490,10 +484,10 @@ def ids_of(text: MlxText) -> list[int]:
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_tokenizer_does_not_hang_on_the_models_settings(
-    tiny_folder: Path, folder: Path, changes: dict[str, Any]
+    tiny: Path, folder: Path, changes: dict[str, Any]
 ) -> None:
     change(folder, "config.json", **changes)
-    assert ids_of(text_of(folder)) == ids_of(text_of(tiny_folder))
+    assert ids_of(text_of(folder)) == ids_of(text_of(tiny))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "cohere", "afm7"])
@@ -588,7 +582,7 @@ def test_end_tokens_that_are_no_ids_name_the_file_that_has_them_B6(
         )
 
 
-def test_an_error_is_about_the_file_that_can_be_wrong(tmp_path: Path, tiny_folder: Path) -> None:
+def test_an_error_is_about_the_file_that_can_be_wrong(tmp_path: Path, tiny: Path) -> None:
     """tokenizer_config.json only if the tokenizer itself can be read; the folder if none is."""
 
     def blamed() -> str:
@@ -598,7 +592,7 @@ def test_an_error_is_about_the_file_that_can_be_wrong(tmp_path: Path, tiny_folde
         return place.removeprefix(str(tmp_path))
 
     assert blamed() == ""
-    shutil.copy(tiny_folder / "tokenizer.json", tmp_path)
+    shutil.copy(tiny / "tokenizer.json", tmp_path)
     assert blamed() == "/tokenizer.json"
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert blamed() == "/tokenizer_config.json"

@@ -25,7 +25,6 @@ from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
 from mlxsup.worker.engines.mlx.prefill import CostModel
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S, padded_tokens
 
-from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import known_as, make_row, make_spec
 
 pytestmark = pytest.mark.mlx
@@ -115,11 +114,6 @@ class Lives:
 def learned_in(folder: Path, generation: int) -> dict[str, Any]:
     """Return what a spec says of the worker with that number and the folder of what is learned."""
     return {"learned_dir": str(folder), "generation": Generation(generation)}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 FEW = (33, 65)

@@ -18,10 +18,10 @@ from mlxsup.gateway.daemon import Daemon
 from mlxsup.gateway.errors import HOW_TO_ADD
 from mlxsup.gateway.failure import Failure
 
-from support.daemon.played_events import Item
 from support.gateway.played_gateway import (
     CHAT,
     HI,
+    Change,
     PlayedDaemon,
     Response,
     Site,
@@ -247,7 +247,7 @@ class Followers:
         self.site = Site(self.daemon)
         self.are_there = asyncio.Event()
 
-    async def follow(self, *items: Item, until: int) -> list[Response]:
+    async def follow(self, *items: Change, until: int) -> list[Response]:
         """Return what comes for these, once each has that many events, or was ended."""
         told = asyncio.create_task(self._tell(items))
         waiting = self.count
@@ -273,7 +273,7 @@ class Followers:
         await told
         return responses
 
-    async def _tell(self, items: tuple[Item, ...]) -> None:
+    async def _tell(self, items: tuple[Change, ...]) -> None:
         await self.are_there.wait()
         for item in items:
             self.daemon.subscriptions[0].items.put_nowait(item)

@@ -52,7 +52,7 @@ class Peer:
     async def hear(self, *, is_alive_shown: bool = False) -> Message:
         """The next message that is no sign of life."""
         while True:
-            await eventually_async(lambda: self.socket.poll(0), timeout_s=60)
+            await eventually_async(lambda: self.socket.poll(0))
             message = self._decoder.decode(self.socket.recv_multipart())
             if is_alive_shown or not isinstance(message, Alive):
                 return message

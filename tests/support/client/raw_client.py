@@ -39,10 +39,6 @@ class RawClient:
         """Send frames as they are."""
         self._socket.send_multipart(frames)
 
-    def has_news(self, timeout_s: float) -> bool:
-        """True if there is a message to hear within this time."""
-        return bool(self._socket.poll(int(timeout_s * 1000)))
-
     def hear_any(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Return the next message, signs of life included."""
         assert self._socket.poll(int(timeout_s * 1000)), "no answer"

@@ -49,7 +49,6 @@ class Peer:
         self.send_frames(encode(message))
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Send whatever frames."""
         self._router.send_multipart([self._routing_id, *frames])
 
 

@@ -286,7 +286,6 @@ class Driver(Looks):
         )
 
     def hello(self, model: str = "m", version: str = VERSION) -> list[Action]:
-        """HELLO."""
         name, generation = ModelName(model), self.generation(model)
         hello = Hello(model=name, generation=generation, token="t", pid=77, version=version)
         return self.worker(hello, model)
@@ -296,7 +295,6 @@ class Driver(Looks):
         return self.worker(LoadProgress(phase=LoadPhase.WEIGHTS, progress=fraction), model)
 
     def ready(self, model: str = "m") -> list[Action]:
-        """READY."""
         return self.worker(Ready(context_length=100, fingerprint="f", backend="fake"), model)
 
     def come_up(self, model: str = "m", pid: int = 77) -> None:

@@ -140,7 +140,7 @@ class Daemon:
             except ConnectionError:
                 return False
 
-        eventually(answers, timeout_s=60.0)
+        eventually(answers)
 
     def kill(self) -> None:
         """SIGKILL to the supervisor, and nothing else."""

@@ -36,7 +36,6 @@ class HttpDaemon(Daemon):
     listen = "127.0.0.1:0"
 
     def start_command(self) -> list[str]:
-        """Return the command that `start` runs."""
         return [*super().start_command(), "--http", self.listen]
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:

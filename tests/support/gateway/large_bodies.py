@@ -98,7 +98,6 @@ def hostile_bodies(every: int = 1) -> list[LargeBody]:
 
 
 def meant_bodies() -> list[LargeBody]:
-    """Return long bodies that are meant."""
     text = [_turn("word " * 200_000)]
     return [
         _body("a chat of 1 MB", CHAT, max_tokens=3, messages=text),

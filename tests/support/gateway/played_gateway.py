@@ -32,7 +32,6 @@ from mlxsup.protocol.gateway import GatewayRules
 from mlxsup.protocol.ids import RequestId
 
 from support.client.sent_requests import asked_in
-from support.daemon.played_events import PlayedEvents
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 RESPONSE, MESSAGE = "/v1/responses", "/v1/messages"
@@ -90,6 +89,37 @@ def result(text: str = "", reason: FinishReason = FinishReason.STOP, **more: Any
 def said(text: str) -> list[Item]:
     """Return how an answer of one piece goes."""
     return [delta(text), result(text)]
+
+
+Change = dict[str, Any] | Exception
+
+
+class PlayedEvents:
+    """The changes that a played daemon tells.
+
+    Attributes:
+        items: what comes next; an exception ends it.
+        is_closed: whether nobody reads it any longer.
+    """
+
+    def __init__(self) -> None:
+        self.items: asyncio.Queue[Change] = asyncio.Queue()
+        self.is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        item = await self.items.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_closed = True
 
 
 class PlayedDaemon:

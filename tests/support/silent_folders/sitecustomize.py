@@ -34,7 +34,6 @@ def stat(path: Any, **options: Any) -> os.stat_result:
 
 
 def open_file(path: Any, *arguments: Any, **options: Any) -> int:
-    """Open a file."""
     hang_if_silent(path)
     return begin(path, *arguments, **options)
 

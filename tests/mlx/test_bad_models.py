@@ -1,25 +1,23 @@
-"""Every kind of bad model fails once, in one sentence, or serves with a warning (P11).
+"""Every kind of bad model fails in one sentence, or serves with a warning (P11).
 
-Most are loaded by an engine in this process; two by a real daemon, whose others go the same way.
+What a daemon makes of an exit and of a warning: tests/faults/test_loads.py, and test_daemon_life.py
+in tests/integration.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxsup.client import RequestError
 from mlxsup.protocol.body import RequestBody
 from mlxsup.worker.engine import BadLaunchError, BadModelError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.process import judge
 
-from support.daemon.daemon import Daemon, row
 from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import make_row, make_spec, run_rows
 
@@ -33,7 +31,7 @@ class BadModel:
         config: entries that config.json has instead.
         without: entries that it does not have.
         tokenizer_config: entries that tokenizer_config.json has instead.
-        entry: keys of the model's entry and of its launch spec.
+        entry: keys of its launch spec.
         code: the worker's exit code; None: it serves, with a warning.
         words: stand in the error or in the warning; empty: it serves as if nothing were wrong.
     """
@@ -46,8 +44,7 @@ class BadModel:
     entry: dict[str, Any] = field(default_factory=dict)
     code: int | None = None
 
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Makes the folder, and returns the entry."""
+    def write(self, folder: Path) -> None:
         make_tiny_model(folder)
         for file, changes in (
             ("config.json", self.config),
@@ -56,7 +53,6 @@ class BadModel:
             values = json.loads((folder / file).read_text()) | changes
             kept = {key: value for key, value in values.items() if key not in self.without}
             (folder / file).write_text(json.dumps(kept))
-        return {"path": str(folder), "preload": False, **self.entry}
 
 
 _LENGTH = "max_position_embeddings"
@@ -124,46 +120,3 @@ def test_the_engine_says_of_every_file_what_to_correct_P11(case: BadModel, tmp_p
     tokens = engine.text.encode(RequestBody(prompt="babe", max_tokens=2)).tokens
     assert len(run_rows(engine, [make_row(1, tokens, max_tokens=2)])[1]) == 2
     engine.close()
-
-
-BAD = "a `model_type` that mlx-lm does not have"
-WARNED = "`context_length` above what config.json declares"
-SERVED = {case.name: case for case in MODELS if case.name in (BAD, WARNED)}
-NAMES = {"bad": BAD, "warned": WARNED}
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    base = tmp_path_factory.mktemp("models")
-    entries = {name: SERVED[case].write(base / name) for name, case in NAMES.items()}
-    with Daemon(entries) as daemon:
-        yield daemon
-
-
-def test_it_fails_once_in_one_sentence_that_names_what_to_correct_P11(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        with pytest.raises(RequestError) as caught:
-            client.load("bad")
-        assert (caught.value.code, caught.value.retryable) == ("load_failed", False)
-        assert SERVED[BAD].words in caught.value.message
-        assert "\n" not in caught.value.message
-        failed = row(client, "bad")
-        assert (failed["state"], failed["generation"]) == ("FAILED", 1)
-        assert (failed["last_exit"]["reason"], failed["last_exit"]["code"]) == ("load_error", 65)
-    shown = daemon.run("load", "bad")
-    where = f"--endpoint {daemon.endpoint}"
-    assert shown.returncode == 1
-    assert [line for line in shown.stderr.splitlines() if line.startswith("hint: ")] == [
-        f"hint: see `mlxsup logs bad {where}`, fix the cause, then run `mlxsup restart bad {where}`"
-        f"; after a change of the configuration, run `mlxsup reload {where}`"
-    ]
-
-
-def test_it_serves_and_warns(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        client.load("warned")
-        served = row(client, "warned")
-        assert (served["state"], served["generation"]) == ("READY", 1)
-        [warning] = served["warnings"]
-        assert SERVED[WARNED].words in warning
-        assert client.complete("warned", prompt="babe", max_tokens=2).usage.completion_tokens == 2
