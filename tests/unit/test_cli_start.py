@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -42,8 +42,6 @@ from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
 from mlxsup.protocol.gateway import Address
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
-
-from support.eventually import eventually
 
 CHANGE = {
     "at": 0.0, "model": "m", "from": "LOADING", "to": "READY", "generation": 1, "pid": 7,
@@ -204,9 +202,11 @@ def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
     for _ in range(MAX_WAITING * 2):
         printer.changed(CHANGE)
     stuck.is_free.set()
-    printer.close()
-    eventually(lambda: "lines were skipped" in errors.getvalue())
-    eventually(lambda: MAX_WAITING <= len(stuck.getvalue().splitlines()) < MAX_WAITING * 2)
+    assert printer.close()
+    skipped = re.findall(r"^(\d+) lines were skipped$", errors.getvalue(), re.MULTILINE)
+    written = stuck.getvalue().splitlines()
+    assert MAX_WAITING <= len(written) < MAX_WAITING * 2
+    assert len(written) + sum(map(int, skipped)) == 1 + MAX_WAITING * 2, "each is counted once"
 
 
 # ---------------------------------------------------------------- a daemon that does not answer
@@ -442,14 +442,25 @@ def test_an_entry_is_called_by_name_alias_repository_or_name_and_preset(tmp_path
     }  # fmt: skip
 
 
-def test_one_of_the_next_ports_is_suggested() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        other = Address.parse(free_address(Address(host="127.0.0.1", port=port)))
-    assert other.host == "127.0.0.1"
-    assert port < other.port <= port + NEXT_PORTS
+@pytest.mark.parametrize(
+    ("port", "taken", "suggested"),
+    [
+        (8484, {8484}, "127.0.0.1:8485"),
+        (8484, {8484, 8485}, "127.0.0.1:8486"),
+        (8484, range(8484, 8484 + NEXT_PORTS), f"127.0.0.1:{8484 + NEXT_PORTS}"),
+        (8484, range(8484, 8485 + NEXT_PORTS), ""),
+        (65534, {65534}, "127.0.0.1:65535"),
+        (65535, {65535}, ""),
+    ],
+)
+def test_the_next_port_that_is_free_is_suggested(
+    monkeypatch: pytest.MonkeyPatch, port: int, taken: Collection[int], suggested: str
+) -> None:
+    refusal = OSError("taken")
+    monkeypatch.setattr(
+        "mlxsup.cli.port.refused_at", lambda one: refusal if one.port in taken else None
+    )
+    assert free_address(Address(host="127.0.0.1", port=port)) == suggested
 
 
 @pytest.mark.parametrize("size", [MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES + 1])
