@@ -215,10 +215,16 @@ def test_show_exits_with_1_for_weights_that_are_cut_short(tmp_path: Path) -> Non
 
 
 def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Path) -> None:
-    folder = write_folder(home / "m")
+    greedy = write_folder(home / "m")
+    makers = b'{"do_sample": true, "temperature": 0.75, "top_p": 0.9}'
+    warm = write_folder(home / "n", MODEL | {"generation_config.json": makers})
     config = home / "c.toml"
     shown: list[str] = []
-    for sampling in ({"top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}):
+    for folder, sampling in (
+        (greedy, {"top_p": 0.5}),
+        (greedy, {"temperature": 0.25, "top_p": 0.5}),
+        (warm, {"top_p": 0.5}),
+    ):
         tables: dict[str, dict[str, Any]] = {
             "models.m": {"path": str(folder)},
             "models.m.sampling": sampling,
@@ -226,7 +232,11 @@ def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Pa
         config.write_text(toml_of(tables))
         lines = run_cli("show", "m", "--config", str(config), **variables(home)).stdout
         shown += [line.split(maxsplit=1)[1] for line in lines.splitlines() if "sampling" in line]
-    assert shown == ["always the likeliest token", "temperature 0.25, top_p 0.5"]
+    assert shown == [
+        "always the likeliest token",
+        "temperature 0.25, top_p 0.5",
+        "temperature 0.75, top_p 0.5",
+    ]
 
 
 # ---------------------------------------------------------------- plan

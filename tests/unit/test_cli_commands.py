@@ -36,11 +36,13 @@ from mlxsup.cli.commands import lifecycle
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import search as commands_search
 from mlxsup.cli.commands import stop as commands_stop
-from mlxsup.cli.commands.init import init
+from mlxsup.cli.commands.completion import SHELLS
+from mlxsup.cli.commands.init import _entries, init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
 from mlxsup.cli.commands.search import fits
 from mlxsup.cli.commands.settings import effect_of
 from mlxsup.cli.commands.why import why
+from mlxsup.cli.configuration import optional_configuration
 from mlxsup.cli.connection import explain_request_error
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
@@ -486,6 +488,50 @@ def test_a_configuration_that_is_named_and_missing_is_an_error(
     path = tmp_path / "none.toml"
     code, out, err = run(capsys, *command.split(), "--config", str(path))
     assert (code, f"{path} does not exist" in err) == (78, True), out
+
+
+def test_a_file_that_the_environment_names_may_be_made_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`init` writes it, after `models` and `search` have been read."""
+    monkeypatch.setenv("MLXSUP_CONFIG", str(tmp_path / "none.toml"))
+    assert optional_configuration(None) is None
+    (tmp_path / "none.toml").write_text('[models.m]\nengine = "fake"\n')
+    configuration = optional_configuration(None)
+    assert configuration is not None
+    assert [one.name for one in configuration.models] == ["m"]
+
+
+def test_another_name_of_a_model_is_no_new_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[models.m]\nengine = "fake"\n')
+    code, out, _ = run(capsys, "add", "m", "--as", "n", "--config", str(path), "--json")
+    added = json.loads(out)
+    assert (code, added["name"], added["alias"]) == (0, "m", "n")
+    assert (added["added"], added["served"]) == (False, False)
+
+
+def test_models_whose_short_names_are_the_same_get_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused = Mock(side_effect=CliError("the size of the memory is not known"))
+    monkeypatch.setattr("mlxsup.cli.commands.plan.plan_of_folders", refused)
+    titles = ("a/Qwen3-0.6B-4bit", "b/Qwen3-0.6B-8bit", "c/Qwen3-0.6B-8bit", "d/mlxsup")
+    entries = _entries([{"title": title, "path": str(tmp_path)} for title in titles], Output())
+    names = [one["name"] for one in entries]
+    assert names == ["qwen3-0.6b", "qwen3-0.6b-8bit", "c-qwen3-0.6b-8bit", "d-mlxsup"]
+    assert all(one["fits"] for one in entries)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_is_the_same_for_programs(
+    capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    _, script, _ = run(capsys, "completion", shell)
+    _, out, _ = run(capsys, "completion", shell, "--json")
+    assert json.loads(out)["script"] == script.removesuffix("\n")
 
 
 def test_load_of_an_adapter_loads_its_model(
