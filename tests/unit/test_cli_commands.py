@@ -558,13 +558,37 @@ def test_daemon_is_asked_to_add_the_revision_of_an_address(
         asked.append((reference, name, revision))
         return {"model": "n", "added": ["n"], "config_path": None}
 
-    daemon = SimpleNamespace(status=lambda: {"models": []}, add=add)
+    row = {"name": "m", "repo": None, "revision": None, "folder": "/elsewhere"}
+    daemon = SimpleNamespace(status=lambda: {"models": [row]}, add=add)
     monkeypatch.setattr(commands_add, "connect", lambda target: nullcontext(daemon))
     monkeypatch.setattr(commands_add, "status_of_daemon", lambda target: daemon.status())
     monkeypatch.setattr(commands_add, "_made_ready", lambda source, *_, **__: source)
-    for model in ("https://h.example/o/n/tree/v2", str(tmp_path)):
+    monkeypatch.chdir(tmp_path)
+    for model in ("https://h.example/o/n/tree/v2", str(tmp_path), "m"):
         assert run(capsys, "add", model, "--as", "n", "--no-load")[0] == 0
-    assert asked == [("o/n", "n", "v2"), (str(tmp_path), "n", None)]
+    (tmp_path / "m").mkdir()
+    assert run(capsys, "add", "m", "--as", "n", "--no-load")[0] == 0
+    folders = [(str(tmp_path), "n", None), ("m", "n", None), (str(tmp_path / "m"), "n", None)]
+    assert asked == [("o/n", "n", "v2"), *folders], "a folder here comes before a name there"
+
+
+@pytest.mark.parametrize(
+    ("is_new", "more"), [(True, "; `mlxsup rm m` takes it out again"), (False, "")]
+)
+def test_a_model_whose_first_load_fails_says_what_helps_and_how_it_is_taken_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_new: bool, more: str
+) -> None:
+    """Nothing is said to take out a model that the user has had before."""
+    error = RequestError(ErrorCode.QUEUE_TIMEOUT, "it waits", retryable=True)
+    added = commands_add.Added(name="m", alias=None, path=None, is_new=is_new, is_served=True)
+    daemon = Mock(**{"load.side_effect": error})
+    monkeypatch.setattr(commands_add, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(commands_add, "serve_also", lambda *_, **__: added)
+    monkeypatch.setattr(changes, "progress_shown", lambda *_: nullcontext())
+    code, _, err = run(capsys, "add", "m")
+    assert (code, err) == (
+        1, f"error: it waits\nhint: see `mlxsup status`, or raise `queue_timeout_s`{more}\n"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
