@@ -33,6 +33,7 @@ from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, e
 from mlxsup.cli.commands import add as commands_add
 from mlxsup.cli.commands import key as commands_key
 from mlxsup.cli.commands import lifecycle
+from mlxsup.cli.commands import logs as commands_logs
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import search as commands_search
 from mlxsup.cli.commands import stop as commands_stop
@@ -190,6 +191,21 @@ def test_since_shows_a_line_without_a_time_in_doubt(
     lines: list[str], written: float, expected: list[str]
 ) -> None:
     assert since(lines, NOON, written) == expected
+
+
+@pytest.mark.parametrize(
+    ("models", "aliases", "shown"),
+    [([], {}, "mlxsup"), (["m"], {"daemon": "m"}, "m"), (["daemon"], {}, "daemon")],
+)
+def test_the_log_of_the_daemon_is_that_of_a_model_of_this_name_if_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    models: list[str], aliases: dict[str, str], shown: str,
+) -> None:  # fmt: skip
+    folder = commands_logs.LogFolder(tmp_path, models, aliases)
+    monkeypatch.setattr(commands_logs, "_find_folder", lambda *_: folder)
+    for name in ("mlxsup", "m", "daemon"):
+        (tmp_path / f"{name}.log").write_text(f"of {name}\n")
+    assert run(capsys, "logs", "daemon") == (0, f"of {shown}\n", "")
 
 
 def test_previous_generation_is_what_stands_before_the_last_rule() -> None:

@@ -29,6 +29,7 @@ from mlxsup.cli.connection import (
     NEWCOMER_HINT,
     Target,
     explain_connection_lost,
+    log_dir_left_by,
     models_in,
     status_of_daemon,
 )
@@ -40,6 +41,7 @@ from mlxsup.cli.main import main
 from mlxsup.cli.port import MAX_COLUMNS, NEXT_PORTS, free_address, holder_of
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
+from mlxsup.protocol.folders import LOG_DIR_NAME
 from mlxsup.protocol.gateway import Address
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
@@ -415,6 +417,22 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
 
 
 # ---------------------------------------------------------------- which model is meant
+
+
+def test_logs_are_where_the_latest_daemon_has_written_them(tmp_path: Path) -> None:
+    """Also if the configuration names another folder by now."""
+    places = ["recorded", "configured", "run", "run/logs"]
+    recorded, configured, run_dir, usual = (tmp_path / place for place in places)
+    path = tmp_path / "mlxsup.toml"
+    path.write_text(f'[supervisor]\nruntime_dir = "{run_dir}"\nlog_dir = "{configured}"\n')
+    assert log_dir_left_by(Target(config=path)) is None, "nothing was ever logged"
+    for folder in (recorded, configured, usual):
+        folder.mkdir(parents=True)
+    assert log_dir_left_by(Target(config=path)) == configured
+    endpoint = Target(endpoint=f"ipc://{run_dir}/client.sock")
+    assert log_dir_left_by(endpoint) == usual
+    (run_dir / LOG_DIR_NAME).write_text(str(recorded))
+    assert log_dir_left_by(Target(config=path)) == log_dir_left_by(endpoint) == recorded
 
 
 def test_a_name_means_its_own_model_before_an_alias_of_another(tmp_path: Path) -> None:
