@@ -24,7 +24,7 @@ import pytest
 from mlxsup import client
 from mlxsup.cli.catalogue import entry_called
 from mlxsup.cli.commands import run as run_command
-from mlxsup.cli.configuration import read_configuration
+from mlxsup.cli.configuration import check_models, read_configuration
 from mlxsup.cli.connection import (
     NEWCOMER_HINT,
     Target,
@@ -43,6 +43,7 @@ from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
 from mlxsup.protocol.folders import LOG_DIR_NAME
 from mlxsup.protocol.gateway import Address
+from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
 CHANGE = {
@@ -417,6 +418,17 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
 
 
 # ---------------------------------------------------------------- which model is meant
+
+
+def test_wrong_folders_and_needs_of_memory_are_named_together(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, memory = (Mock(side_effect=ConfigError([one])) for one in ("a folder", "memory"))
+    monkeypatch.setattr("mlxsup.supervisor.config.model_folders.check_model_folders", folders)
+    monkeypatch.setattr("mlxsup.supervisor.memory.needs.check_memory", memory)
+    with pytest.raises(ConfigError) as caught:
+        check_models(read_configuration(config), config)
+    assert caught.value.problems == ["a folder", "memory"]
 
 
 def test_logs_are_where_the_latest_daemon_has_written_them(tmp_path: Path) -> None:
