@@ -541,6 +541,25 @@ def test_models_whose_short_names_are_the_same_get_others(
     assert all(one["fits"] for one in entries)
 
 
+def test_init_leaves_out_what_cannot_be_loaded_and_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    needed = {"bytes": 2**30}
+    models = [
+        {"name": "bad", "problem": "it is odd"},
+        {"name": "large", "problem": None, "needed": needed, "missing_bytes": 2**29},
+        {"name": "right", "problem": None, "needed": needed, "missing_bytes": 0},
+    ]
+    monkeypatch.setattr("mlxsup.cli.commands.plan.plan_of_folders", lambda *_: {"models": models})
+    rows = [{"title": name, "path": str(tmp_path)} for name in ("bad", "large", "right", "new")]
+    assert [(one["name"], one["fits"], one["verdict"]) for one in _entries(rows, Output())] == [
+        ("bad", False, "Cannot be loaded: it is odd"),
+        ("large", False, "Does not fit: needs 512.0 MiB more memory"),
+        ("right", True, "Fits into memory"),
+        ("new", True, "Whether it fits is not known"),
+    ]
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_of_a_shell_is_the_same_for_programs(
     capsys: pytest.CaptureFixture[str], shell: str
