@@ -217,7 +217,7 @@ def test_show_exits_with_1_for_weights_that_are_cut_short(tmp_path: Path) -> Non
 def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Path) -> None:
     greedy = write_folder(home / "m")
     makers = b'{"do_sample": true, "temperature": 0.75, "top_p": 0.9}'
-    warm = write_folder(home / "n", MODEL | {"generation_config.json": makers})
+    warm = write_folder(home / "n", {**MODEL, "generation_config.json": makers})
     config = home / "c.toml"
     shown: list[str] = []
     for folder, sampling in (

@@ -302,7 +302,7 @@ def test_speed_is_of_what_has_arrived_since_the_download_began(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter((10.0, 10.5, 12.0))
-    monkeypatch.setattr(downloading.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr("mlxsup.cli.downloading.time.monotonic", lambda: next(seconds))
     with LiveLine(Output()) as line:
         show = progress_printer(Repository(REPO, "main"), line)
         for done in (500, 600, 700):
