@@ -47,7 +47,7 @@ def stocked() -> Iterator[Path]:
         # Its header says that it has 2 TiB; nothing but the header is read.
         arrays = llama_arrays(vocabulary=2**34, hidden=64)
         write_weights(home / ".mlxsup/models/huge", llama_config(), arrays)
-        (home / ".mlxsup/models/huge/tokenizer.json").write_text("{}")
+        (home / ".mlxsup/models/huge/tokenizer.json").write_text('{"model": {}}')
         done = run_cli("init", **variables(home))
         assert done.returncode == 0, done.stderr
         assert f"wrote {home}/.mlxsup/config.toml" in done.stdout
@@ -187,6 +187,9 @@ def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) ->
     text = run_cli("show", "tiny-llama", **variables(stocked)).stdout
     assert "chat template  yes" in text
     assert "licence        unknown" in text
+    assert re.search("^memory +needs at least .*: fits, may grow to ", text, re.M)
+    text = run_cli("show", "huge", **variables(stocked)).stdout
+    assert re.search("^memory +needs at least .*: does not fit$", text, re.M)
     done = run_cli("show", "a/t5", **variables(stocked))
     assert done.returncode == 1
     assert "problem        mlx-lm does not support models of type t5" in done.stdout
