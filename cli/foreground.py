@@ -52,11 +52,14 @@ class ChangePrinter:
     def close(self) -> bool:
         """Write what waits, as long as it is read; False if a reader still holds it up."""
         if self._thread.is_alive():
-            self._put(None)
+            try:
+                self._lines.put(None, timeout=FLUSH_LIMIT_S)  # the last one is never dropped
+            except queue.Full:
+                return False
             self._thread.join(FLUSH_LIMIT_S)
         return not self._thread.is_alive()
 
-    def _put(self, value: Mapping[str, Any] | None) -> None:
+    def _put(self, value: Mapping[str, Any]) -> None:
         try:
             self._lines.put_nowait(value)
         except queue.Full:

@@ -401,6 +401,27 @@ run()
 """
 
 
+IGNORED_INTERRUPT = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from mlxsup.cli import main
+main.main = lambda: signal.raise_signal(signal.SIGINT)
+from mlxsup.cli.__main__ import run
+run()
+"""
+
+
+def test_an_interrupt_that_a_shell_has_ignored_for_the_background_stays_ignored() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORED_INTERRUPT],
+        capture_output=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 @pytest.mark.parametrize("code", [INTERRUPTED_IMPORT, INTERRUPTED_COMPLETION])
 def test_an_interrupt_before_a_command_or_while_completing_ends_it_without_a_word(
     code: str,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -203,19 +204,28 @@ from mlxsup.cli.command_table import load
 from mlxsup.cli.main import main
 load(sys.argv[1])
 if os.geteuid() == 0:
-    os.seteuid(65534)  # once everything is imported: only root may read this environment
+    os.setgid(65534)
+    os.setuid(65534)  # once everything is imported: only root may read this environment
 main(sys.argv[1:])
 """
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    """A socket's path in a folder that only its owner may look into."""
+@pytest.fixture(params=["folder", "socket"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A socket's path in a folder that only its owner may look into, or a socket that all may see
+    and only its owner may use."""
     folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
     run = folder / "run"
-    run.mkdir(mode=0o700 if os.geteuid() == 0 else 0o000)
-    folder.chmod(0o755)
-    yield f"ipc://{run}/client.sock"
+    run.mkdir(mode=0o755)
+    path = run / "client.sock"
+    is_root = os.geteuid() == 0
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+        path.chmod(0o744 if is_root else 0o444)
+        if request.param == "folder":
+            run.chmod(0o700 if is_root else 0o000)
+        folder.chmod(0o755)
+        yield f"ipc://{path}"
     run.chmod(0o700)
     shutil.rmtree(folder)
 

@@ -41,7 +41,7 @@ def stocked() -> Iterator[Path]:
         # Its header says that it has 2 TiB; nothing but the header is read.
         arrays = llama_arrays(vocabulary=2**34, hidden=64)
         write_weights(home / ".mlxsup/models/huge", llama_config(), arrays)
-        (home / ".mlxsup/models/huge/tokenizer.json").write_text("{}")
+        (home / ".mlxsup/models/huge/tokenizer.json").write_text('{"model": {}}')
         done = run_cli("init", **variables(home))
         assert done.returncode == 0, done.stderr
         assert f"wrote {home}/.mlxsup/config.toml" in done.stdout
@@ -181,6 +181,9 @@ def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) ->
     text = run_cli("show", "tiny-llama", **variables(stocked)).stdout
     assert "chat template  yes" in text
     assert "licence        unknown" in text
+    assert re.search("^memory +needs at least .*: fits, may grow to ", text, re.M)
+    text = run_cli("show", "huge", **variables(stocked)).stdout
+    assert re.search("^memory +needs at least .*: does not fit$", text, re.M)
     done = run_cli("show", "a/t5", **variables(stocked))
     assert done.returncode == 1
     assert "problem        mlx-lm does not support models of type t5" in done.stdout
@@ -209,10 +212,16 @@ def test_show_exits_with_1_for_weights_that_are_cut_short(tmp_path: Path) -> Non
 
 
 def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Path) -> None:
-    folder = write_folder(home / "m")
+    greedy = write_folder(home / "m")
+    makers = b'{"do_sample": true, "temperature": 0.75, "top_p": 0.9}'
+    warm = write_folder(home / "n", {**MODEL, "generation_config.json": makers})
     config = home / "c.toml"
     shown: list[str] = []
-    for sampling in ({"top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}):
+    for folder, sampling in (
+        (greedy, {"top_p": 0.5}),
+        (greedy, {"temperature": 0.25, "top_p": 0.5}),
+        (warm, {"top_p": 0.5}),
+    ):
         tables: dict[str, dict[str, Any]] = {
             "models.m": {"path": str(folder)},
             "models.m.sampling": sampling,
@@ -220,7 +229,11 @@ def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Pa
         config.write_text(toml_of(tables))
         lines = run_cli("show", "m", "--config", str(config), **variables(home)).stdout
         shown += [line.split(maxsplit=1)[1] for line in lines.splitlines() if "sampling" in line]
-    assert shown == ["always the likeliest token", "temperature 0.25, top_p 0.5"]
+    assert shown == [
+        "always the likeliest token",
+        "temperature 0.25, top_p 0.5",
+        "temperature 0.75, top_p 0.5",
+    ]
 
 
 # ---------------------------------------------------------------- plan

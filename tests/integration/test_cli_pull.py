@@ -293,6 +293,22 @@ def test_progress_off_a_terminal_is_a_line_for_each_tenth_and_each_wait(
     assert lines == [f"{REPO}: {tenth}0% of 1000 B".replace(" 00%", " 0%") for tenth in range(11)]
 
 
+def test_speed_is_of_what_has_arrived_since_the_download_began(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((10.0, 10.5, 12.0))
+    monkeypatch.setattr("mlxsup.cli.downloading.time.monotonic", lambda: next(seconds))
+    with LiveLine(Output()) as line:
+        show = progress_printer(Repository(REPO, "main"), line)
+        for done in (500, 600, 700):
+            show(DownloadProgress(done_bytes=done, total_bytes=1000))
+    assert capsys.readouterr().err.splitlines() == [
+        f"{REPO}: 50% of 1000 B",
+        f"{REPO}: 60% of 1000 B",
+        f"{REPO}: 70% of 1000 B, 100 B/s, 3s left",
+    ]
+
+
 def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end(
     hub: LocalHub, home: Path
 ) -> None:

@@ -121,6 +121,13 @@ def test_without_a_daemon_it_is_an_error_and_the_screen_is_never_taken() -> None
     assert "\x1b[?1049h" not in shown
 
 
+def test_for_programs_it_takes_no_screen_on_a_terminal_either(daemon: Daemon) -> None:
+    with FullScreen("top", "--json", "--endpoint", daemon.endpoint) as screen:
+        screen.expect('"schema_version"')
+        screen.process.send_signal(signal.SIGINT)
+        assert "\x1b[?1049h" not in screen.end()
+
+
 def test_in_a_pipe_it_is_the_status_with_each_change(daemon: Daemon) -> None:
     with (
         Piped("top", "--json", "--endpoint", daemon.endpoint) as piped,

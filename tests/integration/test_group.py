@@ -524,9 +524,10 @@ def test_hosts_check_prints_the_tables_of_hosts_that_it_is_given(
     assert run_cli("config", "check", str(config)).returncode == 0
     again = run_cli("hosts", "check", "m.1", "--config", str(config), PATH=os.environ["PATH"])
     assert again.returncode == 0
-    wrong = run_cli("hosts", "check", "m.1", "far=127.0.0.1", "--config", str(config))
-    assert wrong.returncode == ExitStatus.USAGE
-    assert "must be the address of this machine" in wrong.stderr
+    for places in (["far=127.0.0.1"], ["127.0.0.1"], ["far=127.0.0.1", "127.0.0.1"]):
+        wrong = run_cli("hosts", "check", "m.1", *places, "--config", str(config))
+        assert wrong.returncode == ExitStatus.USAGE
+        assert "must be the address of this machine" in wrong.stderr
 
 
 def test_hosts_check_and_plan_say_that_the_hosts_cannot_divide_the_model(

@@ -227,9 +227,10 @@ def test_a_crash_is_one_line_that_does_not_flap(monkeypatch: pytest.MonkeyPatch)
 
 def test_where_lines_stay_a_wait_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Answer(monkeypatch, is_terminal=False)
+    seen.wait("loading", phase="download", fraction=0.1)
     for fraction in (0.0, 0.1, 0.3, 0.4, 0.9):
-        seen.wait("loading", phase="weights", fraction=fraction)
         seen.second()
+        seen.wait("loading", phase="weights", fraction=fraction)
     seen.say("one\n")
     seen.wait("interrupted", cause="SIGKILL")
     seen.second()
@@ -237,6 +238,7 @@ def test_where_lines_stay_a_wait_has_an_end(monkeypatch: pytest.MonkeyPatch) -> 
     seen.wait("interrupted", cause="SIGKILL")
     seen.say("three\n")
     assert seen.lines == [
+        "12:00:00Z m: loading the model, 10%, downloading",
         "12:00:00Z m: loading the model, reading weights",
         "12:00:00Z m: loading the model, 30%, reading weights",
         "12:00:00Z m: loading the model, 90%, reading weights",

@@ -33,14 +33,17 @@ from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, e
 from mlxsup.cli.commands import add as commands_add
 from mlxsup.cli.commands import key as commands_key
 from mlxsup.cli.commands import lifecycle
+from mlxsup.cli.commands import logs as commands_logs
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import search as commands_search
 from mlxsup.cli.commands import stop as commands_stop
-from mlxsup.cli.commands.init import init
+from mlxsup.cli.commands.completion import SHELLS
+from mlxsup.cli.commands.init import _entries, init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
 from mlxsup.cli.commands.search import fits
 from mlxsup.cli.commands.settings import effect_of
 from mlxsup.cli.commands.why import why
+from mlxsup.cli.configuration import optional_configuration
 from mlxsup.cli.connection import explain_request_error
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
@@ -188,6 +191,21 @@ def test_since_shows_a_line_without_a_time_in_doubt(
     lines: list[str], written: float, expected: list[str]
 ) -> None:
     assert since(lines, NOON, written) == expected
+
+
+@pytest.mark.parametrize(
+    ("models", "aliases", "shown"),
+    [([], {}, "mlxsup"), (["m"], {"daemon": "m"}, "m"), (["daemon"], {}, "daemon")],
+)
+def test_the_log_of_the_daemon_is_that_of_a_model_of_this_name_if_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    models: list[str], aliases: dict[str, str], shown: str,
+) -> None:  # fmt: skip
+    folder = commands_logs.LogFolder(tmp_path, models, aliases)
+    monkeypatch.setattr(commands_logs, "_find_folder", lambda *_: folder)
+    for name in ("mlxsup", "m", "daemon"):
+        (tmp_path / f"{name}.log").write_text(f"of {name}\n")
+    assert run(capsys, "logs", "daemon") == (0, f"of {shown}\n", "")
 
 
 def test_previous_generation_is_what_stands_before_the_last_rule() -> None:
@@ -488,6 +506,69 @@ def test_a_configuration_that_is_named_and_missing_is_an_error(
     assert (code, f"{path} does not exist" in err) == (78, True), out
 
 
+def test_a_file_that_the_environment_names_may_be_made_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`init` writes it, after `models` and `search` have been read."""
+    monkeypatch.setenv("MLXSUP_CONFIG", str(tmp_path / "none.toml"))
+    assert optional_configuration(None) is None
+    (tmp_path / "none.toml").write_text('[models.m]\nengine = "fake"\n')
+    configuration = optional_configuration(None)
+    assert configuration is not None
+    assert [one.name for one in configuration.models] == ["m"]
+
+
+def test_another_name_of_a_model_is_no_new_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[models.m]\nengine = "fake"\n')
+    code, out, _ = run(capsys, "add", "m", "--as", "n", "--config", str(path), "--json")
+    added = json.loads(out)
+    assert (code, added["name"], added["alias"]) == (0, "m", "n")
+    assert (added["added"], added["served"]) == (False, False)
+
+
+def test_models_whose_short_names_are_the_same_get_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused = Mock(side_effect=CliError("the size of the memory is not known"))
+    monkeypatch.setattr("mlxsup.cli.commands.plan.plan_of_folders", refused)
+    titles = ("a/Qwen3-0.6B-4bit", "b/Qwen3-0.6B-8bit", "c/Qwen3-0.6B-8bit", "d/mlxsup")
+    entries = _entries([{"title": title, "path": str(tmp_path)} for title in titles], Output())
+    names = [one["name"] for one in entries]
+    assert names == ["qwen3-0.6b", "qwen3-0.6b-8bit", "c-qwen3-0.6b-8bit", "d-mlxsup"]
+    assert all(one["fits"] for one in entries)
+
+
+def test_init_leaves_out_what_cannot_be_loaded_and_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    needed = {"bytes": 2**30}
+    models = [
+        {"name": "bad", "problem": "it is odd"},
+        {"name": "large", "problem": None, "needed": needed, "missing_bytes": 2**29},
+        {"name": "right", "problem": None, "needed": needed, "missing_bytes": 0},
+    ]
+    monkeypatch.setattr("mlxsup.cli.commands.plan.plan_of_folders", lambda *_: {"models": models})
+    rows = [{"title": name, "path": str(tmp_path)} for name in ("bad", "large", "right", "new")]
+    assert [(one["name"], one["fits"], one["verdict"]) for one in _entries(rows, Output())] == [
+        ("bad", False, "Cannot be loaded: it is odd"),
+        ("large", False, "Does not fit: needs 512.0 MiB more memory"),
+        ("right", True, "Fits into memory"),
+        ("new", True, "Whether it fits is not known"),
+    ]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_is_the_same_for_programs(
+    capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    _, script, _ = run(capsys, "completion", shell)
+    _, out, _ = run(capsys, "completion", shell, "--json")
+    assert json.loads(out)["script"] == script.removesuffix("\n")
+
+
 def test_load_of_an_adapter_loads_its_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,13 +593,37 @@ def test_daemon_is_asked_to_add_the_revision_of_an_address(
         asked.append((reference, name, revision))
         return {"model": "n", "added": ["n"], "config_path": None}
 
-    daemon = SimpleNamespace(status=lambda: {"models": []}, add=add)
+    row = {"name": "m", "repo": None, "revision": None, "folder": "/elsewhere"}
+    daemon = SimpleNamespace(status=lambda: {"models": [row]}, add=add)
     monkeypatch.setattr(commands_add, "connect", lambda target: nullcontext(daemon))
     monkeypatch.setattr(commands_add, "status_of_daemon", lambda target: daemon.status())
     monkeypatch.setattr(commands_add, "_made_ready", lambda source, *_, **__: source)
-    for model in ("https://h.example/o/n/tree/v2", str(tmp_path)):
+    monkeypatch.chdir(tmp_path)
+    for model in ("https://h.example/o/n/tree/v2", str(tmp_path), "m"):
         assert run(capsys, "add", model, "--as", "n", "--no-load")[0] == 0
-    assert asked == [("o/n", "n", "v2"), (str(tmp_path), "n", None)]
+    (tmp_path / "m").mkdir()
+    assert run(capsys, "add", "m", "--as", "n", "--no-load")[0] == 0
+    folders = [(str(tmp_path), "n", None), ("m", "n", None), (str(tmp_path / "m"), "n", None)]
+    assert asked == [("o/n", "n", "v2"), *folders], "a folder here comes before a name there"
+
+
+@pytest.mark.parametrize(
+    ("is_new", "more"), [(True, "; `mlxsup rm m` takes it out again"), (False, "")]
+)
+def test_a_model_whose_first_load_fails_says_what_helps_and_how_it_is_taken_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_new: bool, more: str
+) -> None:
+    """Nothing is said to take out a model that the user has had before."""
+    error = RequestError(ErrorCode.QUEUE_TIMEOUT, "it waits", retryable=True)
+    added = commands_add.Added(name="m", alias=None, path=None, is_new=is_new, is_served=True)
+    daemon = Mock(**{"load.side_effect": error})
+    monkeypatch.setattr(commands_add, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(commands_add, "serve_also", lambda *_, **__: added)
+    monkeypatch.setattr(changes, "progress_shown", lambda *_: nullcontext())
+    code, _, err = run(capsys, "add", "m")
+    assert (code, err) == (
+        1, f"error: it waits\nhint: see `mlxsup status`, or raise `queue_timeout_s`{more}\n"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

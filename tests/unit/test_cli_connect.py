@@ -13,14 +13,14 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock, call
 
 import click
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from mlxsup.cli import keys
+from mlxsup.cli import detach, keys
 from mlxsup.cli.commands import connect, launch
 from mlxsup.cli.commands.connect import ANY_KEY, TOOLS, Model, Site, site_of
 from mlxsup.cli.commands.launch import AGENTS, Start
@@ -28,6 +28,8 @@ from mlxsup.cli.connection import Target
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.keys import LAUNCH_KEY, LAUNCH_SUFFIX, find_keys, launch_key
 from mlxsup.cli.main import main
+from mlxsup.cli.terminal.output import Output
+from mlxsup.protocol.folders import DEFAULT_LISTEN
 from mlxsup.protocol.key_file import KEYS_SUFFIX, KeyPlace, add_key, digest_of, read_keys
 
 URL = "http://127.0.0.1:8484"
@@ -150,6 +152,20 @@ def test_codex_reads_any_name_in_its_arguments() -> None:
     words = AGENTS["codex"].start(site(name=STRANGE)).arguments
     assert set(words[::2]) == {"-c"}
     assert tomllib.loads("\n".join(words[1::2]))["model"] == STRANGE
+
+
+@pytest.mark.parametrize(
+    ("text", "options"), [("", ("--http", DEFAULT_LISTEN)), ("[gateway]\n", ())]
+)
+def test_a_daemon_for_an_agent_serves_http_where_its_file_says_or_at_the_usual_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, options: tuple[str, ...]
+) -> None:
+    path = tmp_path / "mlxsup.toml"
+    path.write_text(text)
+    for name in ("start_configured", "note_started"):
+        monkeypatch.setattr(detach, name, Mock())
+    launch._start_daemon(path, Target(), Output())
+    assert cast(Mock, detach.start_configured).mock_calls == [call(path, *options)]
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from mlxsup.cli.commands import demo
+from mlxsup.cli import demo_model
+from mlxsup.cli.commands import demo, start
+from mlxsup.cli.configuration import read_configuration
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import Client
+from mlxsup.supervisor.core.settings import RestartSettings
 
 TOKENS = demo.STORY_TOKENS
 
@@ -49,6 +54,33 @@ def shown(backend: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("os.kill", lambda pid, number: None)
     client = cast(Client, PlayedClient(backend))
     return demo._Demonstration(client, Output(is_json=True)).show()
+
+
+def test_it_serves_two_models_with_the_usual_limits_and_nothing_else_of_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "mlxsup.toml"
+    path.write_text(
+        '[gateway]\nlisten = "127.0.0.1:1"\n[models.m]\nengine = "fake"\n'
+        "[models.m.restart]\nmax_restarts = 1\n"
+    )
+    monkeypatch.setattr(start, "serve", served := Mock(return_value=0))
+    start.serve_two(read_configuration(path), tmp_path / "demo", on_listening=lambda _: None)
+    configuration = served.call_args.args[0]
+    found = [(one.name, one.launch.engine, one.restart) for one in configuration.models]
+    assert found == [(name, "fake", RestartSettings()) for name in ("m", "m-copy")]
+    assert (configuration.gateway, configuration.config_path) == (None, None)
+    folders = (configuration.runtime_dir, configuration.log_dir, configuration.keys.file)
+    assert {one.parent for one in folders} == {tmp_path / "demo"}
+
+
+def test_a_second_demo_waits_for_the_model_that_the_first_one_downloads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = tmp_path / "models" / "demo"
+    monkeypatch.setattr(demo_model, "lock", lambda descriptor: target.mkdir())
+    monkeypatch.setattr(demo_model, "_download", Mock(side_effect=AssertionError("once is enough")))
+    assert demo_model.fetch(target, Output()) == target
 
 
 def test_a_changed_answer_is_an_error_where_engines_are_exact_and_said_elsewhere(

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli import service
 from mlxsup.cli.commands import doctor, plan
 from mlxsup.cli.commands.doctor import Finding, Level, Setting, examine, lines_of
 from mlxsup.cli.connection import Target
 from mlxsup.cli.exit_status import CliError, ExitStatus
+from mlxsup.cli.service import Launchd
 from mlxsup.cli.terminal.output import Output
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.supervisor.memory import machine as machine_module
@@ -37,6 +39,7 @@ class Machine:
     Attributes:
         home: a folder.
         patch: changes a name of a module.
+        managers: of services: the user's, and that of the machine.
     """
 
     def __init__(self, home: Path, patch: pytest.MonkeyPatch) -> None:
@@ -51,6 +54,9 @@ class Machine:
             "endpoint": f"ipc://{home}/run/client.sock", "runtime_dir": home / "run",
             "log_dir": home / "logs",
         }  # fmt: skip
+        folders = {False: home, True: home / "machine"}
+        self.managers = {key: Launchd(one, is_system=False) for key, one in folders.items()}
+        self.patch(service, "manager_here", lambda _, is_system: self.managers[is_system])
         patch.setenv("HOME", str(home))
         patch.setenv("HF_HOME", str(home / "hub"))
         self.patch(platform, "system", lambda: "Darwin")
@@ -86,9 +92,9 @@ class Machine:
         self.patch(doctor, "requirements", lambda: ["mlx<0.33,>=0.32.2"])
         self.patch(doctor, "version_of", lambda _: version)
 
-    def job(self, *words: str) -> None:
+    def job(self, *words: str, is_system: bool = False) -> None:
         """Install a job of launchd that starts this."""
-        path = self.home / "Library/LaunchAgents/mlxsup.plist"
+        path = self.managers[is_system].path
         path.parent.mkdir(parents=True)
         path.write_bytes(plistlib.dumps({"ProgramArguments": list(words)}))
 
@@ -177,6 +183,8 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.job("/none/mlxsup"), "problem", "/none/mlxsup, which does", "install"),
     "a job with a file that is gone": (
         lambda m: m.job("/bin/sh", "--config", "/none"), "problem", "names /none, w", "install"),
+    "a job of the machine without a program": (
+        lambda m: m.job(is_system=True), "problem", "starts no program", "install --system"),
 }  # fmt: skip
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -24,11 +24,12 @@ import pytest
 from mlxsup import client
 from mlxsup.cli.catalogue import entry_called
 from mlxsup.cli.commands import run as run_command
-from mlxsup.cli.configuration import read_configuration
+from mlxsup.cli.configuration import check_models, read_configuration
 from mlxsup.cli.connection import (
     NEWCOMER_HINT,
     Target,
     explain_connection_lost,
+    log_dir_left_by,
     models_in,
     status_of_daemon,
 )
@@ -40,10 +41,10 @@ from mlxsup.cli.main import main
 from mlxsup.cli.port import MAX_COLUMNS, NEXT_PORTS, free_address, holder_of
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
+from mlxsup.protocol.folders import LOG_DIR_NAME
 from mlxsup.protocol.gateway import Address
+from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
-
-from support.eventually import eventually
 
 CHANGE = {
     "at": 0.0, "model": "m", "from": "LOADING", "to": "READY", "generation": 1, "pid": 7,
@@ -204,9 +205,11 @@ def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
     for _ in range(MAX_WAITING * 2):
         printer.changed(CHANGE)
     stuck.is_free.set()
-    printer.close()
-    eventually(lambda: "lines were skipped" in errors.getvalue())
-    eventually(lambda: MAX_WAITING <= len(stuck.getvalue().splitlines()) < MAX_WAITING * 2)
+    assert printer.close()
+    skipped = re.findall(r"^(\d+) lines were skipped$", errors.getvalue(), re.MULTILINE)
+    written = stuck.getvalue().splitlines()
+    assert MAX_WAITING <= len(written) < MAX_WAITING * 2
+    assert len(written) + sum(map(int, skipped)) == 1 + MAX_WAITING * 2, "each is counted once"
 
 
 # ---------------------------------------------------------------- a daemon that does not answer
@@ -417,6 +420,33 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
 # ---------------------------------------------------------------- which model is meant
 
 
+def test_wrong_folders_and_needs_of_memory_are_named_together(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, memory = (Mock(side_effect=ConfigError([one])) for one in ("a folder", "memory"))
+    monkeypatch.setattr("mlxsup.supervisor.config.model_folders.check_model_folders", folders)
+    monkeypatch.setattr("mlxsup.supervisor.memory.needs.check_memory", memory)
+    with pytest.raises(ConfigError) as caught:
+        check_models(read_configuration(config), config)
+    assert caught.value.problems == ["a folder", "memory"]
+
+
+def test_logs_are_where_the_latest_daemon_has_written_them(tmp_path: Path) -> None:
+    """Also if the configuration names another folder by now."""
+    places = ["recorded", "configured", "run", "run/logs"]
+    recorded, configured, run_dir, usual = (tmp_path / place for place in places)
+    path = tmp_path / "mlxsup.toml"
+    path.write_text(f'[supervisor]\nruntime_dir = "{run_dir}"\nlog_dir = "{configured}"\n')
+    assert log_dir_left_by(Target(config=path)) is None, "nothing was ever logged"
+    for folder in (recorded, configured, usual):
+        folder.mkdir(parents=True)
+    assert log_dir_left_by(Target(config=path)) == configured
+    endpoint = Target(endpoint=f"ipc://{run_dir}/client.sock")
+    assert log_dir_left_by(endpoint) == usual
+    (run_dir / LOG_DIR_NAME).write_text(str(recorded))
+    assert log_dir_left_by(Target(config=path)) == log_dir_left_by(endpoint) == recorded
+
+
 def test_a_name_means_its_own_model_before_an_alias_of_another(tmp_path: Path) -> None:
     path = tmp_path / "unchecked.toml"
     path.write_text('[models.a]\naliases = ["b", "c", 7]\n[models.b]\n[models.d]\naliases = "c"\n')
@@ -442,14 +472,25 @@ def test_an_entry_is_called_by_name_alias_repository_or_name_and_preset(tmp_path
     }  # fmt: skip
 
 
-def test_one_of_the_next_ports_is_suggested() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        other = Address.parse(free_address(Address(host="127.0.0.1", port=port)))
-    assert other.host == "127.0.0.1"
-    assert port < other.port <= port + NEXT_PORTS
+@pytest.mark.parametrize(
+    ("port", "taken", "suggested"),
+    [
+        (8484, {8484}, "127.0.0.1:8485"),
+        (8484, {8484, 8485}, "127.0.0.1:8486"),
+        (8484, range(8484, 8484 + NEXT_PORTS), f"127.0.0.1:{8484 + NEXT_PORTS}"),
+        (8484, range(8484, 8485 + NEXT_PORTS), ""),
+        (65534, {65534}, "127.0.0.1:65535"),
+        (65535, {65535}, ""),
+    ],
+)
+def test_the_next_port_that_is_free_is_suggested(
+    monkeypatch: pytest.MonkeyPatch, port: int, taken: Collection[int], suggested: str
+) -> None:
+    refusal = OSError("taken")
+    monkeypatch.setattr(
+        "mlxsup.cli.port.refused_at", lambda one: refusal if one.port in taken else None
+    )
+    assert free_address(Address(host="127.0.0.1", port=port)) == suggested
 
 
 @pytest.mark.parametrize("size", [MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES + 1])

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -18,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.changes import change_line
 from mlxsup.cli.commands.plan import plan_lines
-from mlxsup.cli.commands.status import traffic
+from mlxsup.cli.commands.status import _redraw, traffic
 from mlxsup.cli.terminal.output import CLEAR_LINE, Line, Output, styled
 from mlxsup.cli.terminal.requests import notice_text, request_lines
 from mlxsup.cli.terminal.status import cause_of, lines_below, models_table, note_of
@@ -365,6 +366,20 @@ class Screen(io.StringIO):
     def isatty(self) -> bool:
         """See `io.IOBase.isatty`."""
         return True
+
+
+def test_a_watched_table_is_drawn_over_itself_and_never_scrolls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LINES", "4")
+    monkeypatch.setattr("time.sleep", Mock(side_effect=[None, KeyboardInterrupt]))
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", GuardedStream(screen))
+    table: list[Line] = [[(f"line {number}", "")] for number in range(9)]
+    with pytest.raises(KeyboardInterrupt):
+        _redraw(lambda: table, Output(is_plain=True))
+    drawn = "".join(f"line {number}\x1b[K\n" for number in range(3))
+    assert screen.getvalue() == f"\r{drawn}\x1b[J\x1b[3A\r{drawn}\x1b[J"
 
 
 def acting(text: str) -> list[str]:

@@ -288,6 +288,36 @@ def test_last_is_the_request_that_came_last(tmp_path: Path) -> None:
     assert recording.runs_of_request("last") == recording.runs_of_request("a") != []
 
 
+def test_the_latest_of_requests_with_one_id_is_told_and_the_others_are_named(
+    tmp_path: Path,
+) -> None:
+    driver, recorder = up()
+    for _ in range(3):
+        [key] = driver.serve("a")
+        driver.accept(key)
+        driver.token(key, finish=FinishReason.STOP)
+    recording = recorder.read(tmp_path)
+    [told] = stories_of(Known(recording=recording, folder=tmp_path, config=None), "a", NOW)
+    assert told.sentences[0].startswith("a (#3) of m for ")
+    assert told.sentences[-1] == (
+        "this is the latest of 3 requests with the id a; the others: #1, #2"
+    )
+
+
+def test_what_a_daemon_has_in_memory_belongs_to_no_daemon_before_it(tmp_path: Path) -> None:
+    """As on a full disk, on which it has written nothing."""
+    _, recorder = up()
+    recorder.write(tmp_path)
+    [before] = read_recording(tmp_path, None, NOW).runs
+    kept = [{**one.to_map(), "ago_s": 1.0} for one in recorder.recorded[1:]]
+    runs = read_recording(tmp_path, {"pid": before.pid, "flight": kept}, NOW).runs
+    assert [run.is_alive for run in runs] == [True]
+    runs = read_recording(tmp_path, {"pid": 4711, "flight": kept}, NOW).runs
+    assert [run.is_alive for run in runs] == [False, True]
+    assert runs[0].entries == before.entries
+    assert [one.number for one in runs[1].entries] == [one.number for one in recorder.recorded[1:]]
+
+
 def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path: Path) -> None:
     recording = resumed_after_a_crash(tmp_path)
     [run] = recording.runs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,20 @@ START = (DOCKER / "start").read_text()
 def test_commands_of_the_first_process_exist(line: str) -> None:
     words = line.partition(">")[0].replace('"$model"', "model").split()
     assert wrong_command(words[1:]) is None
+
+
+def test_first_start_adds_the_models_and_makes_one_key_for_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "mlxsup").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\necho secret\n')
+    (tmp_path / "mlxsup").chmod(0o755)
+    variables = {"HOME": str(tmp_path), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = ["sh", "-c", f"umask 022; sh {DOCKER}/start o/first 'a folder'"]
+    for _ in range(2):
+        subprocess.run(command, env=variables, check=True, capture_output=True)
+    added, started = ["add o/first", "add a folder"], ["start --http 0.0.0.0:8484"]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [*added, "key new first --operator", *started, *added, *started]
+    key = tmp_path / "first-key"
+    assert (key.read_text(), key.stat().st_mode & 0o777) == ("secret\n", 0o600)
 
 
 def test_healthcheck_is_a_command() -> None:

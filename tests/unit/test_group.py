@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import threading
@@ -237,6 +238,23 @@ def test_each_rank_of_a_machine_has_a_gpu_of_its_own() -> None:
     here, there = GroupHost(), GroupHost(ssh="there")
     hosts = [here, there, here, there, here]
     assert [place_on_host(hosts, rank) for rank in range(5)] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ssh", "code", "printed", "problem"),
+    [
+        ("far", 255, b"no route\n", "no route; `ssh far` must work without a question"),
+        ("far", 255, b"", "ssh fails; `ssh far` must work without a question"),
+        ("far", 1, b"a line\nits disk is gone\n", "its disk is gone"),
+        ("", 255, b"its disk is gone\n", "its disk is gone"),
+        ("", 3, b"", "no answer, exit code 3"),
+    ],
+)
+def test_what_a_silent_host_has_printed_is_its_problem_and_ssh_is_named_if_that_has_failed(
+    ssh: str, code: int, printed: bytes, problem: str
+) -> None:
+    process: Any = SimpleNamespace(stderr=io.BytesIO(printed), wait=lambda: code)
+    assert host_checks._silence(process, GroupHost(ssh=ssh, address="a")) == problem
 
 
 def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(

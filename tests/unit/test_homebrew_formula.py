@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -52,6 +54,43 @@ def test_it_is_of_this_version_and_has_every_requirement_as_a_wheel() -> None:
     assert all(url.startswith("https://") and url.endswith(".whl") for url in found.values())
     lines = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
     assert {Requirement(line).name for line in lines} <= set(found), "make release"
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    """packaging/release.py, which the library of that name hides."""
+    spec = importlib.util.spec_from_file_location("release", FORMULA.parents[1] / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("tags", "best"),
+    [
+        (["py3-none-any", "cp313-cp313-macosx_13_0_arm64", "cp313-cp313-macosx_14_0_arm64"], 2),
+        (["cp313-cp313-macosx_15_0_arm64", "cp313-cp313-macosx_11_0_arm64", "py3-none-any"], 1),
+        (["cp312-cp312-macosx_14_0_arm64", "cp313-cp313-macosx_14_0_x86_64", "py3-none-any"], 2),
+        (["cp313-cp313-manylinux_2_28_aarch64"], None),
+    ],
+)
+def test_a_mac_gets_the_wheel_that_is_most_its_own(
+    release: ModuleType, monkeypatch: pytest.MonkeyPatch, tags: list[str], best: int | None
+) -> None:
+    urls = [f"https://h.example/p-1.0-{tag}.whl" for tag in tags]
+    wheels = "".join(f'{{url = "{one}", hashes = {{sha256 = "of {one}"}}}},' for one in urls)
+
+    def resolve(*words: str | Path, **_: object) -> None:
+        lock = Path(words[words.index("--output-file") + 1])
+        lock.write_text(f'[[packages]]\nname = "p"\nwheels = [{wheels}]\n')
+
+    monkeypatch.setattr(release, "run", resolve)
+    if best is None:
+        with pytest.raises(SystemExit, match="p has no wheel"):
+            release.resources()
+    else:
+        assert release.resources() == [("p", urls[best], f"of {urls[best]}")]
 
 
 def test_it_keeps_the_rules_of_brew_audit() -> None:

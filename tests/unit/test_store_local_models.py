@@ -129,6 +129,7 @@ def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
         ("mlx-community/Qwen3-0.6B-4bit-DWQ", "qwen3-0.6b"),
         ("mlx-community/Llama-3.2-1B-Instruct-bf16", "llama-3.2-1b"),
         ("lmstudio-community/gemma-3-4b-it-MLX-8bit", "gemma-3-4b"),
+        ("a/Qwen3-Italian-Modelled-4bit", "qwen3-italian-modelled"),
         ("gpt2", "gpt2"),
         ("a/Modèle 7B", "mod-le-7b"),
         ("a/--", "model"),

@@ -16,6 +16,7 @@ from mlxsup.store.sources import (
     servable,
 )
 
+from support.daemon.hub_caches import MODEL, write_repository
 from support.models.safetensors_files import llama_arrays, write_folder
 
 
@@ -80,6 +81,13 @@ def test_copy_of_lm_studio_is_used_instead_of_a_download(home: Path) -> None:
     assert (other.folder, other.revision) == (None, "v2"), "its revision is not known"
     (folder / "model.safetensors").unlink()
     assert find_source("a/One").folder is None, "it cannot be served"
+
+
+def test_what_the_cache_has_in_part_is_still_to_be_downloaded(home: Path) -> None:
+    snapshot = write_repository(home / "hub", "a/Cached", MODEL)
+    assert find_source("a/Cached").folder == snapshot
+    (snapshot / "config.json").unlink()
+    assert find_source("a/Cached") == Source(title="a/Cached", folder=None, repo="a/Cached")
 
 
 def test_name_that_two_models_have_is_refused_with_both(home: Path) -> None:
