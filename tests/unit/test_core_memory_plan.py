@@ -145,13 +145,6 @@ def test_the_last_row_that_is_not_leaving_stays() -> None:
     assert shed(row(1, is_leaving=True), row(2)) == []
 
 
-def test_a_row_that_leaves_already_adds_nothing_to_what_others_free() -> None:
-    """While it is there, the batch is padded to its length: 2.5 GiB for each row, and not 1.5."""
-    rows = [row(key, tokens=512 - GROWTH_TOKENS) for key in (1, 2, 3)]
-    leaving = row(4, tokens=1024 - GROWTH_TOKENS, is_leaving=True)
-    assert shed(*rows, leaving, holds_gib=11, room_gib=9) == [2, 3]
-
-
 def test_a_row_frees_no_more_than_is_reserved_for_it() -> None:
     """Each takes a GiB with its growth, and the model holds half a GiB less than they need."""
     rows = [row(key, tokens=512 - GROWTH_TOKENS) for key in (1, 2, 3)]
