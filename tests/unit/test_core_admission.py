@@ -369,6 +369,14 @@ def test_max_running_holds_a_client_back_and_no_other() -> None:
     assert driver.row()["running"] == ["a", "b", "n2"]
 
 
+def test_a_client_that_is_held_back_waits_for_a_load_first() -> None:
+    driver = driver_of("m", "n", nightly=ClientSettings(max_running=1))
+    driver.ask("n1", "m", client="nightly")
+    driver.exit("n")
+    driver.ask("n2", "n", client="nightly", notices=True)
+    assert {one.detail["reason"] for one in driver.sent(Notice) if one.kind == "queued"} == {"load"}
+
+
 @pytest.mark.parametrize("how", ["a row ends at another model", "a reload"])
 def test_a_client_starts_once_max_running_allows_it(how: str) -> None:
     driver = driver_of("m", "n", nightly=ClientSettings(max_running=1))
