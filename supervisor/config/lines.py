@@ -65,8 +65,7 @@ class LineIndex:
                 self.tables.append((table, line, line))
                 parts, is_key = [], False
             elif token == "," and around:
-                bracket, place = around[-1]
-                parts, is_key = [], bracket == "{"
+                parts, is_key = [], around[-1][0] == "{"
             elif token == "=" and is_key:
                 place = (*(around[-1][1] if around else table), *parts)
                 self._note(place, line)

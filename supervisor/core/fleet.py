@@ -331,8 +331,7 @@ class Fleet:
         """Plan anew, because the needs, the budget, or who is pinned has changed."""
         needs, budget = self.needs, self.settings.budget
         if budget is not None:
-            staying = [model for model in self if model.life.wanted is not Wanted.GONE]
-            pinned = {model.name for model in staying if model.life.settings.pinned}
+            pinned = {model.name for model in self if model.life.settings.pinned}
             needs = bounded(needs, pinned, budget.whole_bytes)
         self.memory_changed()
         for model in self:

@@ -170,13 +170,10 @@ class RowBudget:
             self._stage = _GivingBack.CONFIRMED
         return is_news
 
-    def was_measured(self, now: float) -> bool:
-        """Note that its process was measured: if it has given back, that shows from now on; return
-        whether this is so."""
-        if self._stage is not _GivingBack.CONFIRMED:
-            return False
-        self._stage, self._gave_back_at = _GivingBack.NOT_ASKED, now
-        return True
+    def was_measured(self, now: float) -> None:
+        """Note that its process was measured: if it has given back, that shows from now on."""
+        if self._stage is _GivingBack.CONFIRMED:
+            self._stage, self._gave_back_at = _GivingBack.NOT_ASKED, now
 
     def may_give_back(self, now: float) -> bool:
         """True if it may hold anything for speed alone: not if it has only just given that back."""

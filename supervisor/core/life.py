@@ -646,21 +646,16 @@ class Life:
             return self.phase.due_at - self.phase.since < KEPT_BACKOFF_S
         return self.has_process or self.state is State.PENDING
 
-    def holds(self, measured_bytes: int, *, may_shrink: bool) -> bool:
+    def holds(self, measured_bytes: int, *, may_shrink: bool) -> None:
         """Correct what is reserved by what the process was measured at.
 
         Args:
             may_shrink: whether it may have given back what it was not started with.
-
-        Returns:
-            Whether that changes anything.
         """
         least_bytes = self.granted_bytes if may_shrink else self.reserved_bytes
-        before = self.reserved_bytes
         if self.has_process:
             self.reserved_bytes = max(least_bytes, measured_bytes)
             self.keep_books()
-        return self.reserved_bytes != before
 
     def ready_for_s(self, now: float) -> float | None:
         """Return how long its process has been READY, or had been before it was asked to end; None:

@@ -509,18 +509,17 @@ class Model:
             self._reserve(budget)
         return True
 
-    def was_measured(self, now: float) -> bool:
-        """Note that the process was measured; return whether that changes what is reserved, or what
-        it may give back."""
+    def was_measured(self, now: float) -> None:
+        """Note that the process was measured: that may change what is reserved, and what it may
+        give back."""
         budget = self.batch.budget
         if budget is None or not self.has_row_budget:
             is_serving = self.life.state in SERVES
             may_shrink = is_serving and now < self.process.asked_back_at + ASK_AGAIN_S
-            return self.life.holds(self.measured_bytes, may_shrink=may_shrink)
-        before = self.life.reserved_bytes
-        has_given_back = budget.was_measured(now)
+            self.life.holds(self.measured_bytes, may_shrink=may_shrink)
+            return
+        budget.was_measured(now)
         self._reserve(budget)
-        return has_given_back or self.life.reserved_bytes != before
 
     def _reserve(self, budget: RowBudget) -> None:
         """Derive what is reserved from what the rows may take, and what the process holds."""

@@ -726,7 +726,7 @@ class Serving:
         if row.paused is RowState.KEPT:
             model.batch.kept.add(request.key)
             model.batch.keeps_states = True
-        elif request.pauses.reason is PauseReason.CLASS and request.run.gains_since is not None:
+        elif request.pauses.reason is PauseReason.CLASS:
             model.batch.keeps_states = False
         if request.stage is Stage.PAUSING and is_wanted:
             self._put_aside(model, request, now)

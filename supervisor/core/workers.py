@@ -235,8 +235,7 @@ def measured(fleet: Fleet, event: Sampled) -> None:
         model.process.rates.append((event.now, model.totals.tokens))
         if model.may_have_been_restored(event.now):
             fleet.look_at_files(model)
-        if model.was_measured(event.now):
-            fleet.touch(model)
+        model.was_measured(event.now)
     fleet.memory_changed()
     fleet.squeeze(event.reading, event.now)
     if fleet.warm_pool.measured(event.footprint_bytes, fleet.settings):

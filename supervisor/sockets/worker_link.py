@@ -140,8 +140,7 @@ class WorkerLink(Owner[Connection]):
     # ------------------------------------------------------------ who comes and goes
 
     def _come(self, accepted: socket.socket) -> None:
-        if self._peer is None:
-            self.disconnected.clear()
+        self.disconnected.clear()  # there is no peer yet: its HELLO closes the listener
         self._let_in(accepted, b"DEALER", self._connections)
 
     def _come_for_beats(self, accepted: socket.socket) -> None:

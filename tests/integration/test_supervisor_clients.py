@@ -374,7 +374,10 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         bench.clients.pulse()
         assert len(bench.of_kind(ClientTooSlow)) == 1
         bench.clients.send(heard.connection, Failed(id="a", error=slow_consumer()))
-        bench.moment += 11.0
+        bench.moment += 9.0
+        bench.clients.pulse()
+        assert bench.clients.admitted == 1, "it has as long again to read its ends"
+        bench.moment += 2.0
         bench.clients.pulse()  # it still does not read
         assert bench.clients.admitted == 0
         assert not asyncio.get_running_loop().remove_writer(descriptor), "the next has this number"

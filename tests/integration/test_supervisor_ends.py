@@ -28,6 +28,7 @@ from mlxsup.protocol.client_messages import (
     Unload,
 )
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.flight import MODELS_FILE_NAME, DaemonEnded, read_line
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.worker_messages import Exit
@@ -224,6 +225,17 @@ def test_a_place_of_the_logs_that_cannot_be_noted_stops_no_start() -> None:
         (folder / "run" / "log_dir.new").mkdir(parents=True)
         (folder / "run").chmod(0o700)
         assert warnings_of(folder) == ['WARNING log folder not recorded error="Is a directory"']
+
+
+def test_the_recorder_notes_that_the_daemon_has_ended_and_was_not_killed() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+
+    with short_folder() as folder:
+        code = play(body, folder=folder)
+        [recorded] = folder.rglob(MODELS_FILE_NAME)
+        last = read_line(recorded.read_text().splitlines()[-1])
+    assert last.entry == DaemonEnded(code=code)
 
 
 def test_the_machine_may_sleep_when_the_daemon_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,9 @@ class Around:
             learned_dir=lambda model: folder / model,
         )
         self.record = SimpleNamespace(add=self._add, remove=self._remove)
-        self.log = SimpleNamespace(write=self.noted("log"), block=self.noted("block"), level="info")
+        self.log = SimpleNamespace(
+            write=self.noted("log"), block=self.noted("block"), level="debug"
+        )
         self.argv = argv
         self.post = self.noted("post")
         self.turns = Turns(lambda: 5.0)
@@ -120,6 +122,10 @@ def ignore(*_: object) -> None:
 
 
 # ---------------------------------------------------------------- one life
+
+KNOWN = {"fingerprint": "f", "batching": "exact", "reason": ""}
+
+
 def live_of(
     *argv: str, faults: frozenset[str] = frozenset(), is_killed: bool = False
 ) -> list[tuple[Any, ...]]:
@@ -129,7 +135,7 @@ def live_of(
         async def ended(limit_s: float) -> None:
             around.calls.append(("ended", limit_s))
 
-        spawn = Spawn(model=M, generation=FOURTH, launch=FAKE)
+        spawn = Spawn(model=M, generation=FOURTH, launch=FAKE, known_batching=KNOWN)
         log = SimpleNamespace(
             write=around.noted("output"),
             begin=around.noted("begin"),
@@ -170,6 +176,17 @@ def test_a_life_is_reported_in_order_from_spawn_to_exit(monkeypatch: pytest.Monk
         ("post", Exited(now=5.0, model=M, generation=FOURTH, exit_code=3,
                         signal_name="", last_lines=("l",), at=77.0)),
     ]  # fmt: skip
+
+
+def test_a_worker_is_told_all_that_its_supervisor_knows() -> None:
+    calls = live_of("/bin/sh", "-c", "head -n 1")
+    spec = json.loads(b"".join(call[1] for call in calls if call[0] == "output"))
+    assert {name: spec[name] for name in ("model", "generation", "engine")} == {
+        "model": "m", "generation": 4, "engine": "fake",
+    }  # fmt: skip
+    assert (spec["supervisor_pid"], spec["log_level"]) == (os.getpid(), "debug")
+    assert spec["known_batching"] == KNOWN
+    assert [Path(spec[name]).name for name in ("endpoint", "learned_dir")] == ["w1.sock", "m"]
 
 
 def test_a_life_that_is_ended_before_it_began_ends_at_once_by_its_signal() -> None:

@@ -11,10 +11,11 @@ import pytest
 from mlxsup.protocol.client_messages import Failed, Notice, Reply
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ConnectionId
 from mlxsup.protocol.states import FinishReason, Priority, State
 from mlxsup.supervisor.core.accounting import Account, Terms, process_name
-from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.events import GatewayListening, Reloaded
 from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
@@ -368,6 +369,14 @@ def test_max_running_holds_a_client_back_and_no_other() -> None:
     assert driver.row()["running"] == ["a", "b", "n2"]
 
 
+def test_a_client_that_is_held_back_waits_for_a_load_first() -> None:
+    driver = driver_of("m", "n", nightly=ClientSettings(max_running=1))
+    driver.ask("n1", "m", client="nightly")
+    driver.exit("n")
+    driver.ask("n2", "n", client="nightly", notices=True)
+    assert {one.detail["reason"] for one in driver.sent(Notice) if one.kind == "queued"} == {"load"}
+
+
 @pytest.mark.parametrize("how", ["a row ends at another model", "a reload"])
 def test_a_client_starts_once_max_running_allows_it(how: str) -> None:
     driver = driver_of("m", "n", nightly=ClientSettings(max_running=1))
@@ -417,9 +426,11 @@ QUEUES = CoreSettings(max_queue=100, max_queue_per_client=10)
 
 
 def most_waiting(settings: CoreSettings, gateway_pid: int | None, account: str) -> int:
-    terms = Terms(settings)
-    terms.gateway_pid = gateway_pid
-    return terms.most_waiting(Account(account))
+    driver = Driver(settings=settings)
+    if gateway_pid is not None:
+        at = Address(host="127.0.0.1", port=1)
+        driver.do(GatewayListening(now=driver.now, number=1, pid=gateway_pid, address=at))
+    return driver.core.ledger.terms.most_waiting(Account(account))
 
 
 def test_gateway_is_a_door_and_leaves_room_for_another_client() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.flight import WorkerDied
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import PauseReason, Priority, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, DropKept, PauseRow
@@ -162,9 +163,18 @@ def test_the_time_of_its_pauses_is_told() -> None:
     assert (done.timings.paused_s, done.paused) == (7.0, 1)
 
 
+def test_a_row_that_leaves_again_before_it_says_anything_has_not_continued() -> None:
+    driver = play(streaming(), "pause; row_left 1; resume; pause; row_left 1")
+    assert notices(driver, "resumed") == []
+    play(driver, "resume; token 1 finish=stop")
+    assert driver.result_of().paused == 1
+
+
 def test_a_crash_before_the_worker_confirms_interrupts() -> None:
     driver = play(streaming(), "pause; exit")
     assert notices(driver, "interrupted") == [{"cause": "SIGKILL: last words", "tokens_sent": 2}]
+    [died] = driver.of(WorkerDied)
+    assert [row.fate for row in died.rows] == ["paused"]
     play(driver, "up; resume; token 1")
     assert notices(driver, "resumed") == [{"times": 1, "after": "crash"}]
     play(driver, "token 1 finish=stop")

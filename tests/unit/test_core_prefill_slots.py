@@ -222,6 +222,14 @@ def test_stalled_reader_holds_up_no_other() -> None:
     assert driver.state("b") is State.READY
 
 
+def test_requests_that_wait_for_rows_do_not_put_off_the_end_of_a_lease() -> None:
+    driver = contended()
+    driver.serve(*(f"waits {number}" for number in range(9)), model="a")
+    assert driver.model("a").queue
+    driver.pass_time(LEASE_S)
+    assert grants(driver) == ["b"]
+
+
 def test_a_chunk_that_outlasts_its_lease_may_end_and_ask_again() -> None:
     driver = contended()
     driver.pass_time(LEASE_S)

@@ -214,6 +214,16 @@ def test_interrupted_requests_hear_of_each_change() -> None:
     assert places(driver) == {f"h{place}": place for place in range(1, 2 * NEAR)}
 
 
+def test_an_interrupted_request_hears_again_what_it_has_heard_before() -> None:
+    driver = play(Driver(), "load")
+    driver.ask(notices=True)
+    before = [one.kind for one in driver.sent(Notice)]
+    play(driver, "up; accept 1; token 1")
+    driver.exit()
+    heard = [one.kind for one in driver.sent(Notice)]
+    assert heard == [NoticeKind.INTERRUPTED, *before]
+
+
 def test_the_reason_is_told_and_each_change_of_it() -> None:
     driver = Driver()
     told = []

@@ -252,6 +252,14 @@ def test_what_rows_could_give_back_leaves_it_and_what_they_need_ends_it(
     assert driver.budget("a") == size - FIXED, "its part is for rows now"
 
 
+def test_rows_get_the_memory_of_workers_that_no_model_could_use() -> None:
+    size = 40_000
+    driver = RowsDriver("a", size, warm_workers=1, prewarmed_bytes=2_000)
+    driver.bring_up("a")
+    driver.confirm("a")
+    assert driver.budget("a") == size - FIXED
+
+
 def test_when_other_programs_need_memory_there_is_none() -> None:
     driver = PoolDriver([real("a", 4)], None, 20)
     driver.prewarmed(1)

@@ -343,6 +343,9 @@ def test_the_books_hold_what_was_said_until_its_end_was_sent() -> None:
         assert (connection.open, connection.has_anything_open) == (set(), True)
         connection.note_sent(Failed(id=RequestId("t"), error=RemoteError(ErrorCode.INTERNAL, "m")))
         assert not connection.has_anything_open
+        for say in (Subscribe, Cancel):
+            connection.note_said(say(id=RequestId("s")))
+        assert not connection.has_anything_open
         connection.close()
         peer.close()
 
