@@ -11,7 +11,7 @@ from mlxsup.protocol.ids import RequestId
 
 from .results import Delta, Notice
 from .session import Item
-from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase
+from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, is_end
 
 
 class AsyncInbox:
@@ -41,8 +41,11 @@ class AsyncInbox:
         return self._queue.empty()
 
     async def get(self) -> Item:
-        """Return the next item."""
-        return await self._queue.get()
+        """Return the next item. The end stays, for each task that reads."""
+        item = await self._queue.get()
+        if is_end(item):
+            self._queue.put_nowait(item)
+        return item
 
 
 class AsyncStream(StreamBase):

@@ -23,7 +23,7 @@ from .connection import Connection
 from .parameters import answer_limit_s, unanswered
 from .results import Delta, Notice, Result
 from .session import Item
-from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, value_of
+from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, is_end, value_of
 from .vectors import (
     Embeddings,
     Ranking,
@@ -33,20 +33,36 @@ from .vectors import (
     rerank_body,
 )
 
-SyncInbox = queue.SimpleQueue[Item]
-
 SIGNAL_CHECK_S = 1.0
 
+FORKED = "the client belongs to the process that was forked; make one in this process"
 
-def _take_from(inbox: SyncInbox) -> Item:
-    """Return the next item; Ctrl-C raises within a second."""
-    while True:
-        try:
-            # Without a limit, a signal that comes just before the thread blocks is not seen until
-            # the next item: Python's handler only sets a flag, which a lock does not look at.
-            return inbox.get(timeout=SIGNAL_CHECK_S)
-        except queue.Empty:
-            continue
+
+class SyncInbox(queue.SimpleQueue[Item]):
+    """What comes for one request, in the process that has sent it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def take(self) -> Item:
+        """Return the next item; Ctrl-C raises within a second. The end stays, for each reader.
+
+        Raises:
+            RuntimeError: this process was forked, and has no thread that fills the inbox.
+        """
+        while True:
+            if self._pid != os.getpid():
+                raise RuntimeError(FORKED)
+            try:
+                # Without a limit, a signal that comes just before the thread blocks is not seen
+                # until the next item: Python's handler only sets a flag, which a lock does not
+                # look at.
+                item = self.get(timeout=SIGNAL_CHECK_S)
+            except queue.Empty:
+                continue
+            if is_end(item):
+                self.put(item)
+            return item
 
 
 class Stream(StreamBase):
@@ -73,7 +89,7 @@ class Stream(StreamBase):
         if self._end is not None:
             raise StopIteration
         try:
-            while isinstance(item := _take_from(self._inbox), Notice):
+            while isinstance(item := self._inbox.take(), Notice):
                 self._tell(item)
         except ENDS_OF_READING:
             self.cancel()
@@ -105,7 +121,7 @@ class EventStream(SubscriptionBase):
     def __next__(self) -> dict[str, Any]:
         if self._is_closed:
             raise StopIteration
-        change = self._take(_take_from(self._inbox))
+        change = self._take(self._inbox.take())
         if change is None:
             raise StopIteration
         return change
@@ -129,6 +145,7 @@ class IoThread:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
+        self._pid = os.getpid()
         # Bounded by what the client's owner has open at once.
         self._tasks: deque[Task] = deque()
         self._is_closing = False
@@ -143,11 +160,18 @@ class IoThread:
         self._thread = threading.Thread(target=self._run, name="mlxsup-client", daemon=True)
         self._thread.start()
 
+    @property
+    def is_forked(self) -> bool:
+        """True in a process that was forked from the one with the thread."""
+        return self._pid != os.getpid()
+
     def post(self, task: Task) -> bool:
         """Make the thread call this with its connection; False if the client is closed.
 
-        Never blocks on the connection.
+        Never blocks on the connection, and does nothing in a forked process.
         """
+        if self.is_forked:  # there, the lock may be held for ever
+            return False
         with self._lock:
             if self._is_closing:
                 return False
@@ -157,6 +181,8 @@ class IoThread:
 
     def close(self) -> None:
         """End what is open, flush, and end the thread; a second time does nothing."""
+        if self.is_forked:  # what is open belongs to the other process
+            return
         with self._lock:
             if not self._is_closing:
                 self._is_closing = True
@@ -307,7 +333,7 @@ class Client(ClientBase[Stream, dict[str, Any]]):
             if inbox.empty():
                 return {}
         if (limit_s := answer_limit_s(message)) is None:
-            return value_of(_take_from(inbox))
+            return value_of(inbox.take())
         until = time.monotonic() + limit_s
         while True:
             try:
@@ -334,7 +360,7 @@ class Client(ClientBase[Stream, dict[str, Any]]):
 
     def _must_post(self, task: Callable[[Connection], None]) -> None:
         if not self._thread.post(task):
-            raise RuntimeError("the client is closed")
+            raise RuntimeError(FORKED if self._thread.is_forked else "the client is closed")
 
     def _cancel(self, request_id: RequestId) -> None:
         # Once the client is closed, everything is cancelled already.

@@ -127,6 +127,11 @@ class SubscriptionBase:
         return value_of(item)
 
 
+def is_end(item: Item) -> bool:
+    """True if nothing follows the item in its inbox."""
+    return not isinstance(item, Delta | Notice | dict)
+
+
 def value_of(item: Item) -> dict[str, Any]:
     """Return the map that a command or a subscription got.
 

@@ -475,6 +475,10 @@ def _incomplete(path: Path, names: list[str]) -> FolderProblem | None:
     if not missing:
         return None
     first = path / missing[0]
+    if first.is_file():  # `missing_files` looks in the folder alone
+        return FolderProblem(
+            f"{path / INDEX} names a file of another folder: {missing[0]}", "put it into this one"
+        )
     if first.exists():
         return _odd_file(first, "put the file itself there")
     text = f"{first} does not exist"

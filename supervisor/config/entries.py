@@ -24,6 +24,7 @@ from ..core.settings import ModelSettings
 from .check import RESERVED_NAMES
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place
 from .load import (
+    BYTE_ORDER_MARK,
     WITHOUT_FILE,
     ConfigError,
     ConfigText,
@@ -195,6 +196,7 @@ def edited(text: str, edit: Edit) -> str:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
+    text = text.removeprefix(BYTE_ORDER_MARK)  # which no editor needs, and TOML does not have
     if "\r" in text.replace("\r\n", ""):  # old Macs' line ends, which TOML does not have
         text = normal_lines(text)
     before, expected = _values_of(text), _values_of(text)

@@ -136,9 +136,12 @@ class ConfigText:
         return normal_lines(self.raw)
 
 
+BYTE_ORDER_MARK = "\ufeff"
+
+
 def normal_lines(text: str) -> str:
-    """Return a text of Windows or of old Macs with the line ends of all others."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    """Return a text of Windows or of old Macs as others write it: line ends, no byte order mark."""
+    return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:

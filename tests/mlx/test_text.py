@@ -536,6 +536,15 @@ def test_an_error_of_the_tokenizer_names_its_file_in_one_line_B6(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("file", ["chat_template.jinja", "additional_chat_templates/rag.jinja"])
+def test_a_template_that_is_no_text_is_named_B6(folder: Path, file: str) -> None:
+    template = folder / file
+    template.parent.mkdir(exist_ok=True)
+    template.write_bytes(b"\xff\xfe{{")
+    with pytest.raises(BadModelError, match=f"^{template}: .* can't decode byte 0xff"):
+        text_of(folder)
+
+
 def test_a_tokenizer_that_needs_code_of_the_folder_is_refused_B6(folder: Path) -> None:
     change(folder, "config.json", model_type="nobody_knows")
     auto_map = {"AutoTokenizer": ["code.Tokenizer", None]}

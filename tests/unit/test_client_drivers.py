@@ -17,7 +17,7 @@ import zmq
 from mlxsup.client import async_client as async_module
 from mlxsup.client import client as thread_module
 from mlxsup.client.async_client import AsyncClient
-from mlxsup.client.client import IoThread
+from mlxsup.client.client import Client, IoThread
 
 
 class Connection:
@@ -186,6 +186,18 @@ def test_broken_loop_still_runs_its_tasks(driven: Driven) -> None:
     assert not driven.thread.post(broken)
 
 
+def test_fork_takes_no_task_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(monkeypatch)
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        assert driven.thread.post(lambda connection: None) is False
+        driven.thread.close()
+    assert driven.started.calls == ["start"], "not waited for"
+    assert driven.thread.post(lambda connection: None) is True
+    assert os.read(driven.woken, 99) == b"\0", "woken by its own process alone"
+    driven.thread.close()
+
+
 # ---------------------------------------------------------------- the event loop
 
 
@@ -288,3 +300,12 @@ def test_loop_reads_the_descriptors_of_the_link_until_it_is_closed_P2(
         handle.call()
     assert connection.done[4:] == ["close", "terminate"]
     assert len(loop.done) == 10, "a closed client asks nothing of its loop"
+
+
+def test_client_of_a_process_before_a_fork_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client("ipc:///x") as client, monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="make one in this process"):
+            client.generate("m", prompt="x")
+    with pytest.raises(RuntimeError, match="is closed"):
+        client.generate("m", prompt="x")

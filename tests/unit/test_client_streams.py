@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -71,6 +72,38 @@ def test_stream_gives_pieces_and_notices() -> None:
     run(read)
     for one in (noted, other):
         assert (one.told, one.cancelled) == ([NOTICE, NOTICE], [])
+
+
+def test_end_is_for_every_reader() -> None:
+    # Each stream is one that another reader waits for: it has taken nothing yet.
+    inbox, lost = SyncInbox(), SyncInbox()
+    streams = [Stream(ID, inbox, lambda _: None, None) for _ in range(2)]
+    for item in (DELTA, DONE):
+        inbox.put(item)
+    lost.put(LOST)
+    assert [list(stream) for stream in streams] == [[DELTA], []]
+    assert [stream.result for stream in streams] == [DONE, DONE]
+    for stream in (Stream(ID, lost, lambda _: None, None) for _ in range(2)):
+        with pytest.raises(ConnectionLost):
+            next(stream)
+
+    async def read() -> None:
+        shared = AsyncInbox()
+        streams = [AsyncStream(ID, shared, lambda _: None, None) for _ in range(2)]
+        for item in (DELTA, DONE):
+            shared.put(item)
+        assert [[delta async for delta in stream] for stream in streams] == [[DELTA], []]
+        assert [stream.result for stream in streams] == [DONE, DONE]
+
+    run(read)
+
+
+def test_fork_cannot_read_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Noted(DELTA)
+    stream = noted.stream()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="make one in this process"):
+        next(stream)
 
 
 def test_subscription_ends_when_it_is_closed() -> None:

@@ -95,6 +95,15 @@ def test_problem_of_a_place_in_the_cache_is_named(tmp_path: Path) -> None:
     check(tmp_path, "is a Hugging Face cache", "`mlxsup models`")
 
 
+def test_weights_of_another_folder_are_named(tmp_path: Path) -> None:
+    (folder := tmp_path / "model").mkdir()
+    write_folder(folder, without("model.safetensors"))
+    (tmp_path / "x.safetensors").write_bytes(b"")
+    index = {"weight_map": {"a": "../x.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    check(folder, "names a file of another folder: ../x.safetensors", "put it into this one")
+
+
 def test_device_for_a_file_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path, without("tokenizer.json"))
     (tmp_path / "tokenizer.json").symlink_to("/dev/zero")

@@ -118,6 +118,14 @@ def test_model_that_comes_into_a_wrong_file_is_told_what_is_wrong(
     assert file.read_text() == text
 
 
+def test_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('\ufeff[models.a]\npath = "/a"\n')
+    assert [model.name for model in read_config(file).models] == ["a"]
+    change_file(file, partial(with_one, name=None))
+    assert tomllib.loads(file.read_text()) == {"models": {"a": {"path": "/a"}, "n": NEW}}
+
+
 def test_last_model_goes_and_one_comes_into_an_empty_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('# mine\r\n[models.a]\r\npath = "/a"\r\n')

@@ -87,10 +87,23 @@ def _named(value: Any) -> dict[str, str]:
     }
 
 
+def _odd_template(folder: Path) -> Path | None:
+    """Return the file of a chat template that is not UTF-8 text, if there is one."""
+    for file in (folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja")):
+        if file.is_file():
+            try:
+                file.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                return file
+    return None
+
+
 def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
     """Make the error for a tokenizer that cannot be used: it names the file, in one line."""
     named = folder / TOKENIZER
-    if not named.exists():
+    if isinstance(error, UnicodeDecodeError) and (template := _odd_template(folder)) is not None:
+        named = template
+    elif not named.exists():
         named = folder
     elif (folder / TOKENIZER_CONFIG).exists() and _is_readable(named):
         named = folder / TOKENIZER_CONFIG
