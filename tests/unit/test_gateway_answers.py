@@ -275,7 +275,8 @@ CASES = {
         {path: {} for path in WITH_CALLS},
     ),
     "one call after the other": Case(
-        [calling(F, G), calling(F), result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F])],
+        [calling(F, G), calling(F), calling(G),
+         result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F, G])],
         {path: {} for path in WITH_CALLS},
     ),
     "call of a namespace": Case([calling(F), result("")], {RESPONSE: {"tools": [SPACE]}}),
