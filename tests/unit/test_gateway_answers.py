@@ -530,15 +530,18 @@ def test_count_is_the_length_of_the_prompt(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "shown"),
     [
-        ("/tokenize", {"prompt": "hi"},
-         {"tokens": [7, 8, 9], "count": 5, "max_model_len": 64, "token_strs": None}),
+        *(("/tokenize", {"prompt": "hi", **named},
+           {"tokens": [7, 8, 9], "count": 5, "max_model_len": 64, "token_strs": None})
+          for named in ({}, {"model": "m:warm"}, {"model": "gpt-4o"})),
         ("/detokenize", {"tokens": [7]}, {"prompt": "<s>hi", "content": "<s>hi"}),
         ("/apply-template", {"messages": HI}, {"prompt": "<s>hi", "content": "<s>hi"}),
     ],
 )  # fmt: skip
 def test_tokens_are_the_answer(path: str, fields: dict[str, Any], shown: dict[str, Any]) -> None:
     pieces = [delta("", channel=Channel.PROMPT, prompt_token_ids=ids) for ids in ([7, 8], [9])]
-    site = Site(PlayedDaemon([*pieces, result(prompt="<s>hi")]))
+    daemon = PlayedDaemon([*pieces, result(prompt="<s>hi")])
+    daemon.presets = {"warm": {"temperature": 0.8}}
+    site = Site(daemon, names=[("gpt-*", "m")])
     answer = asyncio.run(site.ask("POST", path, {"model": "n", "mood": 1, **fields}))
     assert (answer.status, answer.json()) == (200, shown)
     assert (answer.headers["x-request-id"], answer.headers["x-mlxsup-ignored"]) == ("r1", "mood")
