@@ -597,6 +597,10 @@ def test_header_is_short_whatever_it_names() -> None:
     for name in ("x-mlxsup-changed", "x-mlxsup-ignored"):
         assert whole.headers[name].endswith("...")
         assert len(whole.headers[name]) <= 1024
+    for length, is_cut in ((1024, False), (1025, True)):
+        warning = f"changed: {'x' * length}"
+        changed = post(CHAT, result("", warnings=[warning])).headers["x-mlxsup-changed"]
+        assert (len(changed), changed.endswith("...")) == (1024, is_cut)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
