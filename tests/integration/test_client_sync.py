@@ -345,7 +345,7 @@ ID = RequestId("some")
 REQUEST = RequestId("#12")
 MODEL = ModelName("m")
 
-COMMANDS: list[tuple[str, list[str], dict[str, Any], Message]] = [
+COMMANDS: list[tuple[str, list[Any], dict[str, Any], Message]] = [
     ("ping", [], {}, Ping(id=ID)),
     ("status", [], {"debug": True}, StatusQuery(id=ID, debug=True)),
     ("load", ["m"], {"dry_run": True, "keep_alive": 9, "context_length": 512},
