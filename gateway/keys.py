@@ -181,7 +181,7 @@ class Keys:
             self.are_in_force = True
         elif is_marked is False:
             self.are_in_force = False
-        if self.are_in_force and not is_marked and not unread:
+        if self.are_in_force and not is_marked:
             self._mark(place)
         if data is not None:
             return self._parsed(place, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -63,6 +64,22 @@ def test_a_process_that_computes_is_busy_until_it_is_stopped_or_gone(
 def test_a_process_that_waits_is_idle(start: Start, tmp_path: Path) -> None:
     start(WAITS)
     eventually(lambda: not is_daemon_busy(f"ipc://{tmp_path}/client.sock"))
+
+
+@pytest.mark.parametrize(
+    ("status", "is_busy"),
+    [
+        (psutil.STATUS_DISK_SLEEP, True),
+        (psutil.STATUS_SLEEPING, False),
+        (psutil.STATUS_ZOMBIE, False),
+    ],
+)
+def test_a_process_that_waits_for_a_disk_is_busy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, is_busy: bool
+) -> None:
+    (tmp_path / LOCK_NAME).write_text(f"{os.getpid()}\n")
+    monkeypatch.setattr(psutil.Process, "status", lambda process: status)
+    assert is_daemon_busy(f"ipc://{tmp_path}/client.sock") is is_busy
 
 
 @pytest.mark.parametrize("text", [None, "", "many words", "-1", "99999999999999999999"])

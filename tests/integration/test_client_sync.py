@@ -16,10 +16,12 @@ import psutil
 import pytest
 import zmq
 
-from mlxsup.client import AsyncClient, Client, ConnectionLost, RequestError
+from mlxsup.client import AsyncClient, Client, ConnectionLost, Embeddings, Ranking, RequestError
 from mlxsup.protocol.client_messages import (
+    AddModel,
     Cancel,
     CancelRequest,
+    Configure,
     Deltas,
     Event,
     Generate,
@@ -28,14 +30,18 @@ from mlxsup.protocol.client_messages import (
     Ping,
     Prioritize,
     Reload,
+    RemoveModel,
     RequestsQuery,
     Restart,
     ResumeRequest,
+    SettingsQuery,
     StatusQuery,
     Stop,
     Subscribe,
     Unload,
+    Usage,
 )
+from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import ModelName, RequestId, pack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Priority
@@ -51,6 +57,7 @@ from support.client.scripted_supervisor import (
     say_hello,
     scripted_supervisor,
 )
+from support.client.sent_requests import asked_in
 from support.eventually import eventually
 
 
@@ -338,7 +345,7 @@ ID = RequestId("some")
 REQUEST = RequestId("#12")
 MODEL = ModelName("m")
 
-COMMANDS: list[tuple[str, list[str], dict[str, Any], Message]] = [
+COMMANDS: list[tuple[str, list[Any], dict[str, Any], Message]] = [
     ("ping", [], {}, Ping(id=ID)),
     ("status", [], {"debug": True}, StatusQuery(id=ID, debug=True)),
     ("load", ["m"], {"dry_run": True, "keep_alive": 9, "context_length": 512},
@@ -353,6 +360,12 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any], Message]] = [
     ("stop", [], {"now": True, "timeout_s": 3}, Stop(id=ID, now=True, timeout_s=3.0)),
     ("requests", [], {"client": "me"}, RequestsQuery(id=ID, client="me")),
     ("cancel", ["#12"], {}, CancelRequest(id=ID, request=REQUEST)),
+    ("add", ["o/m"], {"name": "m", "revision": "r"},
+     AddModel(id=ID, model="o/m", name="m", revision="r")),
+    ("remove", ["m"], {}, RemoveModel(id=ID, model=MODEL)),
+    ("configure", [{"defaults.preload": "true", "models.m.memory": None}], {},
+     Configure(id=ID, changes={"defaults.preload": "true", "models.m.memory": None})),
+    ("settings", ["m"], {}, SettingsQuery(id=ID, model=MODEL)),
 ]  # fmt: skip
 
 
@@ -381,3 +394,40 @@ def test_each_command_reaches_the_daemon_and_is_answered(path: Path, is_async: b
     assert values == [{"said": "so", "state": "READY"}] * len(COMMANDS)
     sent = [[replace(cast(Any, one), id=ID) for one in each] for each in got]
     assert sent == [[message] for *_, message in COMMANDS]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_texts_reach_the_daemon_with_all_that_is_said_of_them(path: Path, is_async: bool) -> None:
+    options = {"timeout_s": 9.0, "priority": "batch", "client": "me", "keep_alive": 7.0}
+    embedded = {"texts": ["a", [1, 2]], "dimensions": 3, "input_type": "query", "truncate": False}
+    ranked = {"texts": ["a"], "query": "q", "truncate": False}
+    calls: list[tuple[str, list[Any], dict[str, Any]]] = [
+        ("embed", [embedded["texts"]], {**embedded, **options}),
+        ("rerank", ["q", ranked["texts"]], {"truncate": False, **options}),
+        ("rerank", ["q", ranked["texts"]], {}),
+    ]
+    del calls[0][2]["texts"]
+
+    async def ask_all(endpoint: str) -> list[Any]:
+        async with AsyncClient(endpoint) as client:
+            return [await getattr(client, name)("m", *given, **more) for name, given, more in calls]
+
+    def no_vectors(peer: Peer, message: Message) -> None:
+        if isinstance(message, Generate):
+            finish(peer, message.id, 0)
+
+    with scripted_supervisor(path, no_vectors) as supervisor:
+        if is_async:
+            values = asyncio.run(ask_all(supervisor.endpoint))
+        else:
+            with Client(supervisor.endpoint) as client:
+                values = [getattr(client, name)("m", *given, **more) for name, given, more in calls]
+        got = [asked_in(encode(one)) for one in supervisor.got(Generate)]
+    usage = Usage(prompt_tokens=3, engine_s=0.25)
+    rest = Ranking(results=[], usage=usage)
+    assert values == [Embeddings(vectors=[], usage=usage), rest, rest]
+    assert got == [
+        {"model": "m", **embedded, **options},
+        {"model": "m", **ranked, **options},
+        {"model": "m", **ranked, "truncate": True},
+    ]

@@ -117,30 +117,33 @@ def test_result_holds_all_that_came(opened: Open) -> None:
     opened.receive(piece(1, "hm", channel=Channel.REASONING))
     opened.receive(piece(2, "a", tokens=pack_tokens([7]), logprobs=logprobs_of(7)))
     opened.receive(piece(3, "b", tokens=pack_tokens([8, 9]), logprobs=logprobs_of(8), stop="x"))
-    opened.receive(call(4, '{"function": 1}\n'))
+    opened.receive(piece(4, stop_token=9))
+    opened.receive(call(5, '{"function": 1}\n'))
     usage = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3)
     timings = Timings(queued_s=1.0, total_s=2.0)
     told = {"usage": usage, "timings": timings, "seed": 11, "resumed": 2, "warnings": ["mind"]}
-    assert opened.receive(done(5, finish_reason=FinishReason.LENGTH, **told)) == []
+    assert opened.receive(done(6, finish_reason=FinishReason.LENGTH, **told)) == []
     assert opened.stream.items[:-1] == [
         Delta(text="so", token_ids=[], channel=Channel.PROMPT, logprobs=logprobs_of(3)),
         Delta(text="hm", token_ids=[], channel=Channel.REASONING),
         Delta(text="a", token_ids=[7], logprobs=logprobs_of(7)),
         Delta(text="b", token_ids=[8, 9], logprobs=logprobs_of(8)),
+        Delta(text="", token_ids=[]),
         Delta(text='{"function": 1}\n', token_ids=[], channel=Channel.TOOL_CALL),
     ]
     result = opened.result
     assert (result.text, result.reasoning, result.token_ids) == ("ab", "hm", [7, 8, 9])
     assert (result.prompt, result.prompt_logprobs) == ("so", logprobs_of(3))
     assert result.logprobs == [*logprobs_of(7), *logprobs_of(8)]
-    assert (result.usage, result.timings, result.stop) == (usage, timings, "x")
+    assert (result.usage, result.timings) == (usage, timings)
+    assert (result.stop, result.stop_token) == ("x", 9)
     assert (result.finish_reason, result.seed, result.resumed) == (FinishReason.LENGTH, 11, 2)
     assert result.tool_calls[0]["function"] == {"name": "", "arguments": '{"function": 1}'}
     assert result.warnings == ["mind", NO_CALL]
     again = Box()
     opened.session.open_stream(A, again, 0.0)
     opened.receive(piece(0, "x"))
-    assert (len(opened.stream.items), len(again.items)) == (6, 1), "a new request"
+    assert (len(opened.stream.items), len(again.items)) == (7, 1), "a new request"
 
 
 def test_each_message_reaches_its_kind_alone_D6(opened: Open) -> None:

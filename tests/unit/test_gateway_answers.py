@@ -275,7 +275,8 @@ CASES = {
         {path: {} for path in WITH_CALLS},
     ),
     "one call after the other": Case(
-        [calling(F, G), calling(F), result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F])],
+        [calling(F, G), calling(F), calling(G),
+         result("", FinishReason.TOOL_CALLS, tool_calls=[F, G, F, G])],
         {path: {} for path in WITH_CALLS},
     ),
     "call of a namespace": Case([calling(F), result("")], {RESPONSE: {"tools": [SPACE]}}),
@@ -529,15 +530,18 @@ def test_count_is_the_length_of_the_prompt(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "shown"),
     [
-        ("/tokenize", {"prompt": "hi"},
-         {"tokens": [7, 8, 9], "count": 5, "max_model_len": 64, "token_strs": None}),
+        *(("/tokenize", {"prompt": "hi", **named},
+           {"tokens": [7, 8, 9], "count": 5, "max_model_len": 64, "token_strs": None})
+          for named in ({}, {"model": "m:warm"}, {"model": "gpt-4o"})),
         ("/detokenize", {"tokens": [7]}, {"prompt": "<s>hi", "content": "<s>hi"}),
         ("/apply-template", {"messages": HI}, {"prompt": "<s>hi", "content": "<s>hi"}),
     ],
 )  # fmt: skip
 def test_tokens_are_the_answer(path: str, fields: dict[str, Any], shown: dict[str, Any]) -> None:
     pieces = [delta("", channel=Channel.PROMPT, prompt_token_ids=ids) for ids in ([7, 8], [9])]
-    site = Site(PlayedDaemon([*pieces, result(prompt="<s>hi")]))
+    daemon = PlayedDaemon([*pieces, result(prompt="<s>hi")])
+    daemon.presets = {"warm": {"temperature": 0.8}}
+    site = Site(daemon, names=[("gpt-*", "m")])
     answer = asyncio.run(site.ask("POST", path, {"model": "n", "mood": 1, **fields}))
     assert (answer.status, answer.json()) == (200, shown)
     assert (answer.headers["x-request-id"], answer.headers["x-mlxsup-ignored"]) == ("r1", "mood")
@@ -593,6 +597,10 @@ def test_header_is_short_whatever_it_names() -> None:
     for name in ("x-mlxsup-changed", "x-mlxsup-ignored"):
         assert whole.headers[name].endswith("...")
         assert len(whole.headers[name]) <= 1024
+    for length, is_cut in ((1024, False), (1025, True)):
+        warning = f"changed: {'x' * length}"
+        changed = post(CHAT, result("", warnings=[warning])).headers["x-mlxsup-changed"]
+        assert (len(changed), changed.endswith("...")) == (1024, is_cut)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -45,6 +45,7 @@ from mlxsup.protocol.flight import (
 )
 from mlxsup.store import hub_search
 
+from support.daemon.hub_caches import write_repository
 from support.eventually import TIMEOUT_S
 from support.gateway.key_place import new_key, place_in
 from support.gateway.played_gateway import PlayedDaemon, Response, Site, refused
@@ -281,6 +282,19 @@ def test_models_on_this_machine_are_added_by_a_key_that_is_no_path(found: dict[s
     assert str(found["new"]).encode() not in listed.body
     assert house.post("/page/models/add", {"found": model["key"]}).status == 200
     assert daemon.commands == [("add", str(found["new"]))]
+
+
+@pytest.mark.usefixtures("found")
+def test_model_of_the_hub_is_added_by_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    write_repository(tmp_path / "hub", "o/m")
+    daemon = HouseDaemon()
+    house = House(daemon)
+    keys = {one["title"]: one["key"] for one in house.get("/page/found").json()["models"]}
+    house.post("/page/models/add", {"found": keys["o/m"]})
+    assert daemon.commands == [("add", "o/m")], "and not by a folder, which has no revision"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from support.gateway.pictures import PNG, PNG_BASE64, PNG_URL, data_url, in_base
 from support.gateway.played_gateway import CHAT, LEAST_OF, MESSAGE, PlayedDaemon, Site, said
 
 GIF = b"GIF89a" + bytes(20)
+OLD_GIF = b"GIF87a" + bytes(20)
 LOOK = {"type": "text", "text": "look"}
 CALL = {"role": "assistant", "tool_calls": [
     {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}  # fmt: skip
@@ -68,6 +69,8 @@ CHATS: list[tuple[Api, dict[str, Any], list[Any]]] = [
      [LOOK, shown(PNG, "messages[0].content[1]")]),
     (Api.CHAT, {"messages": [user({"type": "image_url", "image_url": PNG_URL})]},
      [shown(PNG, "messages[0].content[0]")]),
+    (Api.CHAT, {"messages": [user(image_url(data_url(OLD_GIF, "image/gif")))]},
+     [shown(OLD_GIF, "messages[0].content[0]")]),
     (Api.CHAT, {"messages": [CALL, {"role": "tool", "tool_call_id": "c", "content": [
         LOOK, image_url(data_url(GIF, "image/gif"))]}]},
      [LOOK, shown(GIF, "messages[1].content[1]")]),

@@ -17,7 +17,7 @@ import pytest
 
 from mlxsup.cli import host_checks
 from mlxsup.protocol.codec import DecodeError
-from mlxsup.protocol.group import HostReport
+from mlxsup.protocol.group import HostReport, has_no_mlxsup
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import Sampling
@@ -290,3 +290,20 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
     reports = {"a": first, "b": replace(first, fingerprint="g")}
     groups = [(name, LaunchSettings(hosts=(GroupHost(ssh=name, address="a"),))) for name in reports]
     assert [one["problem"] for one in host_checks.look_at(groups)] == [None, None], "two models"
+
+
+@pytest.mark.parametrize(
+    ("code", "last_line", "has_none"),
+    [
+        (127, "sh: python3: not found", True),
+        (126, "sh: python3: Permission denied", True),
+        (2, "Unknown option: -P", True),
+        (1, "python3: No module named mlxsup", True),
+        (1, "MemoryError", False),
+        (0, "", False),
+    ],
+)
+def test_host_that_cannot_run_mlxsup_is_told_from_one_whose_process_failed(
+    code: int, last_line: str, has_none: bool
+) -> None:
+    assert has_no_mlxsup(code, last_line) is has_none

@@ -296,6 +296,7 @@ def test_error_travels_with_all_that_it_says() -> None:
     assert (error.to_wire(), again, str(again)) == (wire, error, "full")
     assert (again.code, again.retryable, again.detail) == ("overloaded", True, {"running": 4})
     assert {code for code in ErrorCode if RemoteError(code, "x").retryable} == RETRYABLE
+    assert not RemoteError.from_wire(wire | {"retryable": False}).retryable, "the sender knows"
 
 
 @pytest.mark.parametrize(

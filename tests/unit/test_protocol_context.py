@@ -16,7 +16,11 @@ from mlxsup.protocol.cache_cost import (
     tokens_within,
 )
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.context_length import find_context_length
+from mlxsup.protocol.context_length import (
+    declared_context_length,
+    find_context_length,
+    limited_context_length,
+)
 
 FULL = CacheLayers(layers=3, token_bytes=10)
 
@@ -130,6 +134,7 @@ def test_declared_length_counts_unless_less_is_asked_for(
 ) -> None:
     found = find_context_length(config, asked)
     assert (found.tokens, found.warnings) == (tokens, warnings)
+    assert limited_context_length(declared_context_length(config), asked) == tokens, "as planned"
 
 
 @pytest.mark.parametrize(

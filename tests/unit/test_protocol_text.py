@@ -91,8 +91,10 @@ def test_formatter_escapes_tracebacks() -> None:
         raise ValueError(evil)
     except ValueError:
         record = logging.LogRecord("x", 40, "f", 1, "at %s", (evil,), sys.exc_info())
+    record.created = 1_700_000_000.1239
     lines = LineFormatter().format(record).split("\n")
     assert all(line.isprintable() for line in lines)
+    assert lines[0].startswith("2023-11-14T22:13:20.123Z ERROR ")
     assert lines[0].partition(" ERROR ")[2] == r"at \u001b]0;x\u0007\u009b2J\u202e"
     assert lines[-1] == r"ValueError: \u001b]0;x\u0007\u009b2J\u202e"
 

@@ -8,7 +8,9 @@ import pytest
 
 from mlxsup.cli.commands.start import with_http
 from mlxsup.cli.exit_status import CliError
+from mlxsup.protocol.discovery import parse_toml
 from mlxsup.protocol.folders import DEFAULT_LISTEN
+from mlxsup.protocol.gateway import key_need_in
 from mlxsup.protocol.key_file import KeyPlace, add_key, revoke_key, turn_off
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 
@@ -88,6 +90,7 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path, keys: KeyPlace
 def test_gateway_for_others_needs_a_key(
     tmp_path: Path, keys: KeyPlace, table: str, needed: bool
 ) -> None:
+    assert bool(key_need_in(parse_toml(table))) is needed, "as `mlxsup key off` tells"
     if not needed:
         assert config_of(tmp_path, table).gateway is not None
         return

@@ -79,6 +79,24 @@ def test_folder_says_what_a_model_makes(
     assert bool(problem) is bool(pooling.problem)
 
 
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"model_type": "roberta", "pad_token_id": 1}, 512),
+        ({"model_type": "xlm-roberta"}, 512),
+        ({"model_type": "xlm-roberta", "pad_token_id": 3}, 510),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 2}, None),
+        ({"model_type": "bert", "pad_token_id": 1}, None),
+    ],
+)
+def test_roberta_leaves_out_the_places_up_to_that_of_its_padding(
+    config: dict[str, Any], most: int | None, tmp_path: Path
+) -> None:
+    pooling = find_pooling(tmp_path, {"max_position_embeddings": 514, **config})
+    assert pooling is not None
+    assert pooling.max_tokens == most
+
+
 SCORES = {"modules.json": modules("Transformer", "LogitScore"),
           "1_LogitScore/config.json": {"true_token_id": 5}}  # fmt: skip
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.delta import DeltaBody, pack_body, read_body
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.message import Logprobs, Message
-from mlxsup.protocol.states import Channel
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import RowDelta
 
@@ -20,12 +20,10 @@ def piece(
     text: str = "",
     *,
     tokens: bytes = b"",
-    channel: Channel = Channel.CONTENT,
-    logprobs: list[Logprobs] | None = None,
-    stop: str | None = None,
+    **more: Any,
 ) -> ClientDelta:
-    """Return a piece of a stream."""
-    body = pack_body(DeltaBody(text=text, channel=channel, logprobs=logprobs, stop=stop))
+    """Return a piece of a stream; `more` are further fields of its `DeltaBody`."""
+    body = pack_body(DeltaBody(text=text, **more))
     return ClientDelta(id=RequestId(id), seq=seq, tokens=tokens, body=body)
 
 
