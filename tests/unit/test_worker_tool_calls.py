@@ -657,6 +657,7 @@ def test_harmony_reads_a_string_that_holds_its_marks() -> None:
         ("True", {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, True),
         ("False", {"type": ["boolean", "null"]}, False),
         ("null", {"type": ["boolean", "null"]}, None),
+        ("None", {"type": ["boolean", "null"]}, None),
         ("null", {"type": ["string", "null"]}, "null"),
         ("5", {"type": "integer"}, 5),
         ("5.0", {"type": "integer"}, 5),
