@@ -414,6 +414,8 @@ IN_K2 = {form.name: written for form, written in FORMATS}["kimi_k2"]("f", A)
         (JSON, in_json("f", A) + "}", [A]),
         (JSON, f"```json\n{in_json('f', A)}\n```", [A]),
         (JSON, '{"name": "f"}', [{}]),
+        (JSON, '{"name": "f", "arguments": null}', [{}]),
+        (JSON, '{"name": "f", "arguments": ""}', [{}]),
         (JSON, '{"name": "f", "args": {"path": "/a"}}', []),
         (JSON, in_json("f", A) + " and so on", []),
         (JSON, '{"name": "f", "arguments": [1]}', []),
