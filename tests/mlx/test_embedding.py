@@ -484,6 +484,9 @@ def test_cut_texts_and_cut_vectors(bert: Loaded) -> None:
     (short,) = bert.vectors(["tide"], dimensions=4)
     (whole,) = bert.vectors(["tide"])
     assert len(cut) == len(whole) == 32
+    limit = bert.facts.context_length
+    (cut_ids,) = bert.vectors([[7] * (limit + 1)], truncate=True)
+    assert cut_ids == pytest.approx(bert.vectors([[7] * limit])[0], abs=1e-6)
     assert short == pytest.approx(np.array(whole[:4]) / np.linalg.norm(whole[:4]), abs=1e-6)
 
 
