@@ -12,7 +12,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+)
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
@@ -201,6 +207,7 @@ def test_the_loop_tells_of_cached_tokens_with_the_first_token(engine: MlxEngine)
 Sequence = tuple[int, ...]
 
 WINDOW = 40
+PASS = 30
 
 TOKEN_BYTES = 8 + 4
 """Keys and values of one float32 each, and the id."""
@@ -218,6 +225,8 @@ def read(cache: list[Any], tokens: Sequence) -> None:
                 before = before * 31 + token
             layer[0] = before
         elif tokens:
+            if isinstance(layer, ChunkedKVCache):
+                layer.maybe_trim_front()
             new = mx.array(tokens, dtype=mx.float32).reshape(1, 1, -1, 1)
             layer.update_and_fetch(new, -new)
 
@@ -241,6 +250,9 @@ def content(cache: list[Any]) -> list[Any]:
             result.append(None if layer[0] is None else layer[0].tolist())
         elif isinstance(layer, RotatingKVCache):
             result.append((layer.offset, ring(layer)[-layer.size() :]))
+        elif isinstance(layer, ChunkedKVCache):
+            keys, _ = layer.keys_and_values()
+            result.append((layer.offset, keys[0, 0, -layer.chunk_size :, 0].tolist()))
         else:
             result.append(layer.keys[0, 0, : layer.offset, 0].tolist())
     return result
@@ -249,6 +261,7 @@ def content(cache: list[Any]) -> list[Any]:
 MAKERS: dict[str, Callable[[], list[Any]]] = {
     "KVCache": lambda: [KVCache(), KVCache()],
     "RotatingKVCache": lambda: [KVCache(), RotatingKVCache(max_size=WINDOW)],
+    "ChunkedKVCache": lambda: [KVCache(), ChunkedKVCache(chunk_size=16)],
     "ArraysCache": lambda: [ArraysCache(size=1), KVCache()],
     "CacheList": lambda: [CacheList(KVCache(), KVCache())],
     "CacheList with ArraysCache": lambda: [CacheList(ArraysCache(size=1), KVCache())],
@@ -257,7 +270,8 @@ MAKERS: dict[str, Callable[[], list[Any]]] = {
 
 def filled(kind: str, tokens: Sequence) -> list[Any]:
     cache = MAKERS[kind]()
-    read(cache, tokens)
+    for begin in range(0, len(tokens), PASS):
+        read(cache, tokens[begin : begin + PASS])
     return cache
 
 
