@@ -258,10 +258,16 @@ def content(cache: list[Any]) -> list[Any]:
     return result
 
 
+def chunked() -> ChunkedKVCache:
+    cache = ChunkedKVCache(chunk_size=16)
+    cache.step = 16  # instead of room for 256 tokens, more than the whole prefix cache has
+    return cache
+
+
 MAKERS: dict[str, Callable[[], list[Any]]] = {
     "KVCache": lambda: [KVCache(), KVCache()],
     "RotatingKVCache": lambda: [KVCache(), RotatingKVCache(max_size=WINDOW)],
-    "ChunkedKVCache": lambda: [KVCache(), ChunkedKVCache(chunk_size=16)],
+    "ChunkedKVCache": lambda: [KVCache(), chunked()],
     "ArraysCache": lambda: [ArraysCache(size=1), KVCache()],
     "CacheList": lambda: [CacheList(KVCache(), KVCache())],
     "CacheList with ArraysCache": lambda: [CacheList(ArraysCache(size=1), KVCache())],
