@@ -207,7 +207,6 @@ def test_the_loop_tells_of_cached_tokens_with_the_first_token(engine: MlxEngine)
 Sequence = tuple[int, ...]
 
 WINDOW = 40
-PASS = 30
 
 TOKEN_BYTES = 8 + 4
 """Keys and values of one float32 each, and the id."""
@@ -225,8 +224,6 @@ def read(cache: list[Any], tokens: Sequence) -> None:
                 before = before * 31 + token
             layer[0] = before
         elif tokens:
-            if isinstance(layer, ChunkedKVCache):
-                layer.maybe_trim_front()
             new = mx.array(tokens, dtype=mx.float32).reshape(1, 1, -1, 1)
             layer.update_and_fetch(new, -new)
 
@@ -250,24 +247,14 @@ def content(cache: list[Any]) -> list[Any]:
             result.append(None if layer[0] is None else layer[0].tolist())
         elif isinstance(layer, RotatingKVCache):
             result.append((layer.offset, ring(layer)[-layer.size() :]))
-        elif isinstance(layer, ChunkedKVCache):
-            keys, _ = layer.keys_and_values()
-            result.append((layer.offset, keys[0, 0, -layer.chunk_size :, 0].tolist()))
         else:
             result.append(layer.keys[0, 0, : layer.offset, 0].tolist())
     return result
 
 
-def chunked() -> ChunkedKVCache:
-    cache = ChunkedKVCache(chunk_size=16)
-    cache.step = 16  # instead of room for 256 tokens, more than the whole prefix cache has
-    return cache
-
-
 MAKERS: dict[str, Callable[[], list[Any]]] = {
     "KVCache": lambda: [KVCache(), KVCache()],
     "RotatingKVCache": lambda: [KVCache(), RotatingKVCache(max_size=WINDOW)],
-    "ChunkedKVCache": lambda: [KVCache(), chunked()],
     "ArraysCache": lambda: [ArraysCache(size=1), KVCache()],
     "CacheList": lambda: [CacheList(KVCache(), KVCache())],
     "CacheList with ArraysCache": lambda: [CacheList(ArraysCache(size=1), KVCache())],
@@ -276,8 +263,7 @@ MAKERS: dict[str, Callable[[], list[Any]]] = {
 
 def filled(kind: str, tokens: Sequence) -> list[Any]:
     cache = MAKERS[kind]()
-    for begin in range(0, len(tokens), PASS):
-        read(cache, tokens[begin : begin + PASS])
+    read(cache, tokens)
     return cache
 
 
@@ -398,6 +384,18 @@ TestCache = CacheMachine.TestCase
 
 def numbered(seed: int, length: int) -> Sequence:
     return tuple((seed * 7919 + n * 31) % 1000 for n in range(length))
+
+
+def test_a_chunked_window_serves_only_what_continues_it() -> None:
+    """It has dropped what a shorter prefix needs, whatever it says of itself."""
+    layers = [KVCache(), ChunkedKVCache(chunk_size=WINDOW)]
+    tokens = numbered(1, 2 * WINDOW)
+    read(layers, tokens)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**20))
+    cache.keep(list(tokens), layers)
+    shorter = cache.find([*tokens[:-1], 1, 2])
+    assert (shorter.cache, shorter.count, shorter.shared) == (None, 0, 2 * WINDOW - 1)
+    assert cache.find([*tokens, 1]).count == 2 * WINDOW
 
 
 @pytest.mark.parametrize("kind", ["KVCache", "CacheList", "RotatingKVCache"])
