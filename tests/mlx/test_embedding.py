@@ -428,6 +428,15 @@ def test_short_text_beside_a_long_one_is_a_number_in_16_bits(tmp_path: Path) -> 
     np.testing.assert_allclose(loaded.vectors([SHORT, LONG])[:1], alone, atol=1e-2)
 
 
+def test_in_a_window_every_token_sees_one_also_what_only_fills_up() -> None:
+    """Scores without any are NaN on a GPU; a CPU takes them for equal ones."""
+    (block,) = encoders.blocks_of(mx.array([2, 16]), 16, window=3)
+    seen = np.array(block.mask)[:, 0]
+    near = np.abs(np.subtract.outer(np.arange(16), np.arange(16))) <= 3
+    assert (seen[1] == near).all()
+    assert (seen[0] == (near & (np.arange(16) < 2) | np.eye(16, dtype=bool))).all()
+
+
 def test_damaged_weights_are_the_model_s_fault(tmp_path: Path) -> None:
     folder = make_tiny_encoder(tmp_path / "m", "bert", scale=float("nan"))
     with pytest.raises(BadModelError, match="NaN"):
@@ -484,6 +493,9 @@ def test_cut_texts_and_cut_vectors(bert: Loaded) -> None:
     (short,) = bert.vectors(["tide"], dimensions=4)
     (whole,) = bert.vectors(["tide"])
     assert len(cut) == len(whole) == 32
+    limit = bert.facts.context_length
+    (cut_ids,) = bert.vectors([[7] * (limit + 1)], truncate=True)
+    assert cut_ids == pytest.approx(bert.vectors([[7] * limit])[0], abs=1e-6)
     assert short == pytest.approx(np.array(whole[:4]) / np.linalg.norm(whole[:4]), abs=1e-6)
 
 

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+)
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
@@ -372,6 +378,18 @@ TestCache = CacheMachine.TestCase
 
 def numbered(seed: int, length: int) -> Sequence:
     return tuple((seed * 7919 + n * 31) % 1000 for n in range(length))
+
+
+def test_a_chunked_window_serves_only_what_continues_it() -> None:
+    """It has dropped what a shorter prefix needs, whatever it says of itself."""
+    layers = [KVCache(), ChunkedKVCache(chunk_size=WINDOW)]
+    tokens = numbered(1, 2 * WINDOW)
+    read(layers, tokens)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**20))
+    cache.keep(list(tokens), layers)
+    shorter = cache.find([*tokens[:-1], 1, 2])
+    assert (shorter.cache, shorter.count, shorter.shared) == (None, 0, 2 * WINDOW - 1)
+    assert cache.find([*tokens, 1]).count == 2 * WINDOW
 
 
 @pytest.mark.parametrize("kind", ["KVCache", "CacheList", "RotatingKVCache"])

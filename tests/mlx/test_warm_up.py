@@ -353,3 +353,14 @@ def test_prompts_that_might_not_fit_into_memory_together_are_only_decoded(
     lives.load(tiny, max_concurrency=20)
     bursts = [length for count in (1, 2, 4, 8, 16) for length in burst(count)]
     assert lives.rows == [9, *bursts, *[2] * 20, *FEW, 9]
+
+
+@pytest.mark.parametrize(
+    ("context_length", "prompts"), [(2, [1]), (6, [4]), (130, [9]), (131, [9, 129])]
+)
+def test_what_is_run_fits_into_the_context(
+    lives: Lives, tiny: Path, context_length: int, prompts: list[int]
+) -> None:
+    """With two tokens of an answer; the first prompt is cut, and larger ones are left out."""
+    lives.load(tiny, context_length=context_length)
+    assert lives.rows == prompts

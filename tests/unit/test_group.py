@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import select
 import threading
@@ -34,6 +35,7 @@ from mlxsup.worker.engine import (
 )
 from mlxsup.worker.engines.mlx.folder import NESTED
 from mlxsup.worker.engines.mlx.ranks import identify_folder, take_share
+from mlxsup.worker.group import inspection
 from mlxsup.worker.group.followers import place_on_host
 from mlxsup.worker.group.frames import (
     PING,
@@ -199,6 +201,9 @@ def test_tokens_of_a_row_with_a_grammar_count_in_no_digest_while_it_runs() -> No
     ended = StepResult(tokens=[RowToken(key=A, token=5, finish=FinishReason.STOP)])
     goes_on = StepResult(tokens=[TOKEN])
     assert digest_of(ended, constrains=True) == digest_of(goes_on, constrains=True)
+    last = [replace(ASIDE, token=RowToken(key=A, token=5, finish=FinishReason.STOP))]
+    kept = [replace(ASIDE, is_kept=True)]
+    assert digest_of(last, constrains=True) == digest_of(kept, constrains=True)
     gone: list[object] = [RowSetAside(key=A)]
     assert digest_of(gone, ended, constrains=True) != digest_of(gone, goes_on, constrains=True)
 
@@ -222,6 +227,15 @@ def test_a_size_that_the_hosts_cannot_divide_is_named(within: str) -> None:
     shared = SimpleNamespace(shard=lambda ranks: None)
     with pytest.raises(BadLaunchError, match="num_key_value_heads is 2, which 3 hosts cannot"):
         take_share(shared, folder, ranks, parallel="auto", backend="ring")
+
+
+def test_a_host_reports_its_first_problem(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Neither the folder nor the address is its own."""
+    assert inspection.main(["mlx", str(tmp_path / "gone"), "192.0.2.1", "auto", "2"]) == 0
+    report = json.loads(capfdbinary.readouterr().out)
+    assert report["problem"] == f"the model folder {tmp_path}/gone does not exist"
 
 
 def test_a_host_without_mlx_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

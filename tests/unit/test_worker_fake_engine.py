@@ -1,8 +1,11 @@
 """Options and directives of the fake engine."""
 
+from typing import Any
+
 import pytest
 
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.options import FakeOptionError, FakeOptions
@@ -46,13 +49,35 @@ def test_wrong_directives_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"nonsense": 1}, {"step_s": "fast"}, {"load_steps": 0}, {"load_steps": True},
-     {"load_error": "odd"}, {"load_stall": "odd"}, {"crash_in_load": "exit:999"},
+     {"load_error": "odd"}, {"load_stall": "odd"}, {"crash_in_load": "exit:256"},
      {"batching": "sometimes"}, {"voice": "é" * 33}],
     ids=str,
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(FakeOptionError, match=next(iter(options))):
         FakeOptions.from_map(options)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "count", "finish"),
+    [
+        ("x", {}, 5, FinishReason.LENGTH),
+        ("[[answer 2]]", {}, 2, FinishReason.STOP),
+        ("[[answer 0]]", {}, 0, FinishReason.STOP),
+        ("[[say tide]]", {}, 4, FinishReason.STOP),
+        ("[[answer 2]]", {"min_tokens": 4}, 4, FinishReason.STOP),
+        ("[[answer 2]]", {"ignore_eos": True}, 5, FinishReason.LENGTH),
+    ],
+)
+def test_an_answer_ends_as_its_prompt_and_its_request_ask(
+    prompt: str, asked: dict[str, Any], count: int, finish: FinishReason
+) -> None:
+    engine = FakeEngine(make_spec())
+    engine.load(lambda phase, at: None)
+    engine.insert(Row(key=RequestKey(1), tokens=encode_text(prompt), max_tokens=5, seed=1, **asked))
+    tokens = [token for _ in range(6) for token in engine.step().tokens]
+    assert len([one for one in tokens if one.token is not None]) == count
+    assert [one.finish for one in tokens if one.finish] == [finish]
 
 
 def test_a_row_set_aside_is_not_read_again() -> None:

@@ -130,6 +130,19 @@ def test_close_sends_what_is_left(far: Far) -> None:
     assert [far.step_number() for _ in range(count)] == list(range(count))
 
 
+def test_close_waits_for_a_reader_that_comes_late(far: Far) -> None:
+    endpoint = far.endpoint + "-late"
+    link = Link(endpoint)
+    link.send(Step(step=7))
+    assert link.flush(), "the socket has taken it"
+    closing = threading.Thread(target=link.close, args=(60.0,))
+    closing.start()
+    far.socket.close()
+    far.socket = far.bind(zmq.DEALER, endpoint, 2)
+    assert far.step_number() == 7
+    closing.join()
+
+
 def test_close_gives_up_on_a_reader_that_is_gone(far: Far) -> None:
     link = Link(f"ipc://{far.folder}/nothing")
     link.send(Step(step=1))

@@ -20,8 +20,9 @@ from mlxsup.protocol.pooling import (
     pack_vector,
     unpack_vector,
 )
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import FinishReason, Priority
 from mlxsup.protocol.tasks import Task
+from mlxsup.protocol.worker_messages import Dispatch
 from mlxsup.worker.engine import Row, RowToken
 from mlxsup.worker.engines.mlx.embedding import _Texts, plan_pass
 from mlxsup.worker.pooling_rows import PoolingRow
@@ -162,7 +163,10 @@ def row(lengths: list[int], delivered: list[int] | None = None) -> Row:
 
 
 def of(row: Row) -> PoolingRow:
-    return PoolingRow(key=KEY, tokens=len(row.tokens), left=len(row.lengths) - len(row.delivered))
+    sent = Dispatch(key=KEY, priority=Priority.BATCH, may_leave=False, body=b"")
+    made = PoolingRow.of(row, sent)
+    assert (made.priority, made.may_leave) == (Priority.BATCH, False), "who leaves for memory"
+    return made
 
 
 def test_vector_that_is_no_number_ends_the_request_with_an_error() -> None:

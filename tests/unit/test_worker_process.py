@@ -12,17 +12,20 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import Generation, RequestKey
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
+from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     WORKER_TO_SUPERVISOR,
@@ -37,15 +40,18 @@ from mlxsup.worker import process as process_module
 from mlxsup.worker.engine import (
     BadLaunchError,
     BadModelError,
+    DivergedError,
     Engine,
     EngineFacts,
     GpuFaultElsewhereError,
     ModelMissingError,
     NoDeviceError,
     ReportProgress,
+    WorkerFaultError,
 )
 from mlxsup.worker.engines import opening
 from mlxsup.worker.engines.fake.engine import FakeEngine
+from mlxsup.worker.engines.fake.options import FakeOptionError
 from mlxsup.worker.link import Link, LinkBrokenError
 from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler, judge
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
@@ -62,6 +68,9 @@ from support.worker.turn_bench import make_spec
         (BadLaunchError("more than fits"), 64, True),
         (NoDeviceError("none"), 69, True),
         (GpuFaultElsewhereError("innocent"), 72, True),
+        (FakeOptionError("odd"), 64, True),
+        (WorkerFaultError("a row is lost"), 71, True),
+        (DivergedError("another result"), 70, True),
         (MemoryError(), 75, True),
         (StuckPreprocessingError("too long"), 73, True),
         (LinkBrokenError("odd"), 76, True),
@@ -168,9 +177,21 @@ def test_a_life_says_hello_progress_and_ready(
         assert must_end() is False
 
     given = run_loop(monkeypatch, run)
+    load = FakeEngine.load
+    found: dict[str, Any] = {
+        "versions": {"mlx": "1"},
+        "task": Task.EMBED,
+        "dimensions": 5,
+        "takes_pictures": True,
+        "draft_tokens": 6,
+        "parallel": "tensor",
+    }
+    facts = found | {"sampling": {"temperature": 0.1, "top_p": 0.9}}
+    monkeypatch.setattr(FakeEngine, "load", lambda engine, report: replace(
+        load(engine, report), **facts))  # fmt: skip
     lingered = []
     options = {"load_steps": 3, "active_bytes": 77, "batching": "one_row", "warning": "mind",
-               "context_length": 300}  # fmt: skip
+               "context_length": 300, "token_bytes": 8}  # fmt: skip
     life = supervisor.life(
         generation=7,
         token="secret",
@@ -194,14 +215,14 @@ def test_a_life_says_hello_progress_and_ready(
         LoadProgress(phase=LoadPhase.WEIGHTS, progress=1 / 3),
         LoadProgress(phase=LoadPhase.MATERIALISE, progress=2 / 3),
         LoadProgress(phase=LoadPhase.WARMUP, progress=1.0),
-        Ready(context_length=300, fingerprint="fake-0", backend="fake", versions={},
-              active_bytes=77, batching=Batching.ONE_ROW,
-              batching_reason="an option asks for it in life 7", warnings=["mind"]),
+        Ready(context_length=300, fingerprint="fake-0", backend="fake", active_bytes=77,
+              cache_layers=[CacheLayers(layers=1, token_bytes=8)], batching=Batching.ONE_ROW,
+              batching_reason="an option asks for it in life 7", warnings=["mind"], **found),
     ]  # fmt: skip
     assert seen == [(WorkerPhase.IDLE, 0, 77)], "it is idle before the loop begins"
     loop = given.given
     assert (loop["max_concurrency"], loop["step_timeout_s"]) == (3, 12.5)
-    assert loop["sampling"] == {"temperature": 0.5}
+    assert loop["sampling"] == {"temperature": 0.5, "top_p": 0.9}, "of the entry, then the makers'"
     assert isinstance(loop["engine"], OwnedEngine)
     assert (loop["facts"].context_length, loop["facts"].backend) == (300, "fake")
     assert (loop["link"], loop["board"]) == (life.link, life.board)

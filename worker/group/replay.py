@@ -55,9 +55,10 @@ class Replay:
         if is_constrained:
             self._constrained.add(arguments[0].key)
         result = getattr(self._engine, name)(*arguments, **named)
+        self.digest = zlib.crc32(pack(self._shown(result)), self.digest)
+        # Afterwards: the token that was computed ahead is one that its grammar may have ended.
         if name in ("remove", "set_aside"):
             self._constrained.difference_update(arguments)
-        self.digest = zlib.crc32(pack(self._shown(result)), self.digest)
         return result
 
     def is_constrained(self, key: RequestKey) -> bool:
