@@ -363,11 +363,11 @@ class Fleet:
             self.ledger.has_freed = False
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self._is_division_due or self.prefill_slots.changed:
+        if self._touched or self._is_division_due:
             self._plan_memory(now)
             most = self.settings.max_parallel_prefills
             for reader in self.prefill_slots.settle(self.by_name, self._touched, most, now):
-                self.serving.work_if_busy(reader, now)
+                self.serving.got_lease(reader, now)
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}

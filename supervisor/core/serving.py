@@ -454,7 +454,8 @@ class Serving:
             if message.warnings:
                 request.sent.warnings += message.warnings
                 self._notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
-        self.work_if_busy(model, now)
+        if not model.batch.only_waits and (model.batch.running or model.batch.leaving):
+            self._meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
@@ -590,9 +591,11 @@ class Serving:
         request.crashes.is_interrupted = request.pauses.is_paused = False
         self._notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
 
-    def work_if_busy(self, model: Model, now: float) -> None:
-        """Note that an engine computes if it holds a request and does not wait for a lease."""
-        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
+    def got_lease(self, model: Model, now: float) -> None:
+        """Note that an engine computes again if it only waited for a lease; it may wait for the
+        acceptance of a request instead, because the row that asked has left."""
+        if model.batch.only_waits:
+            model.batch.only_waits = False
             self._meter.works(model, now)
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
