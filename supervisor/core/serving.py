@@ -138,10 +138,10 @@ class Meter:
 
     def _charge(self, model: Model, step: Step, now: float) -> None:
         model.settle()
-        running = model.batch.running
-        if not running and not model.batch.leaving:
+        if not model.batch.rows:
             return
         self.works(model, now)
+        running = model.batch.running
         device = self._device_of(model)
         cost_s = device.cost_s(model.name, max(step.took_s, 0.0), now)
         read_before = {
@@ -454,7 +454,7 @@ class Serving:
             if message.warnings:
                 request.sent.warnings += message.warnings
                 self._notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
-        if not model.batch.only_waits and (model.batch.running or model.batch.leaving):
+        if model.batch.computes:
             self._meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
@@ -599,7 +599,7 @@ class Serving:
             self._meter.works(model, now)
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
-        if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
+        if not model.batch.computes:
             self._meter.rests(model, now)
 
     # ------------------------------------------------------------ one request ends
@@ -706,7 +706,7 @@ class Serving:
         is_by_person = reason is PauseReason.USER
         request.pauses.reason = reason
         self.ledger.move(request, Stage.PAUSING if is_by_person else Stage.YIELDING)
-        if model.life.state in (State.READY, State.DRAINING):
+        if model.life.state in SERVES:
             self._outbox.tell(model, PauseRow(key=request.key, keep=keep))
 
     def row_left(self, model: Model, request: Request, row: Row, now: float) -> None:
@@ -771,7 +771,7 @@ class Serving:
         """Let the worker drop the state of a request that had been paused and has ended."""
         if key in model.batch.kept:
             model.batch.kept.remove(key)
-            if model.life.state in (State.READY, State.DRAINING):
+            if model.life.state in SERVES:
                 self._outbox.tell(model, DropKept(key=key))
 
     # ------------------------------------------------------------ all requests of a model
@@ -911,7 +911,7 @@ class Serving:
         model.settle()
         del model.batch.running[request.key]
         model.batch.leaving[request.key] = request.held
-        if model.life.state in (State.READY, State.DRAINING):
+        if model.life.state in SERVES:
             self._outbox.tell(model, CancelRow(key=request.key))
 
     def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:
