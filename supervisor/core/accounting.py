@@ -187,26 +187,23 @@ class DeviceTime:
         self._heard: dict[ModelName, tuple[float, float]] = {}
 
     def begins(self, engine: ModelName, now: float) -> None:
-        """Note that an engine has something to do; it may have had before."""
-        if engine not in self._heard:
-            self._changes(now)
-            self._heard[engine] = now, self._given_s
+        """Note that an engine that rested has something to do."""
+        self._changes(now)
+        self._heard[engine] = now, self._given_s
 
     def rests(self, engine: ModelName, now: float) -> None:
-        """Note that an engine has nothing to do, or is gone."""
-        if engine in self._heard:
-            self._changes(now)
-            del self._heard[engine]
+        """Note that an engine that worked has nothing to do, or is gone."""
+        self._changes(now)
+        del self._heard[engine]
 
     def cost_s(self, engine: ModelName, took_s: float, at: float) -> float:
-        """Return what the steps of an engine cost that it has made since it was last heard of:
+        """Return what the steps of a working engine cost since it was last heard of:
         their duration, of which each moment counts as much as the engine was given of it.
 
         Args:
             at: when the last of them was heard of, in monotonic seconds; since then no engine has
                 begun or rested.
         """
-        self.begins(engine, at)
         heard_at, before_s = self._heard[engine]
         given_s = self._given_until(at)
         passed_s = at - heard_at

@@ -140,6 +140,11 @@ class Need:
         sources = (self.weights.source, self.own.source, self.layers_source)
         return Source.ESTIMATED not in sources
 
+    def row_tokens(self, stream_tokens: int) -> int:
+        """Return how long the one row is that is always reserved, if an answer that has begun is
+        that long."""
+        return min(max(self.least_tokens, stream_tokens), self.context_tokens)
+
     def bytes_for(self, *, rows: int, longest: int) -> int:
         """Return what it takes with that many rows, the longest of them of that many tokens."""
         return self.fixed_bytes + cache_bytes(self.layers, rows=rows, longest=longest)
@@ -213,8 +218,7 @@ class Need:
         )
 
     def _unraised_for(self, stream_tokens: int) -> int:
-        longest = max(self.least_tokens, min(stream_tokens, self.context_tokens))
-        return self.bytes_for(rows=1, longest=longest)
+        return self.bytes_for(rows=1, longest=self.row_tokens(stream_tokens))
 
     def _limited(self, size_bytes: int) -> int:
         return size_bytes if self.given_bytes is None else self.given_bytes

@@ -326,18 +326,18 @@ class ClientEvents:
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
             raise unfit("timeout_s", "timeout_s must be 0 seconds or more")
-        limit_s = message.timeout_s
-        if limit_s is None:
-            limit_s = self._fleet.settings.drain_timeout_s
+        drain_s = message.timeout_s
+        if drain_s is None:
+            drain_s = self._fleet.settings.drain_timeout_s
         value = {
             "pids": [m.life.pid for m in self._fleet if m.life.pid is not None]
             + self._fleet.warm_pool.pids,
             "supervisor_pid": self._daemon.facts.get("pid"),
-            "drain_timeout_s": 0.0 if message.now else limit_s,
+            "drain_timeout_s": 0.0 if message.now else drain_s,
             "end_limit_s": self._fleet.end_limit_s(),
         }
         self._outbox.reply(caller, value)
-        self.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
+        self.shut_down(now, is_immediate=message.now, drain_s=drain_s)
 
     def _has_read_for(self, caller: Caller) -> bool:
         """True if this caller waited until now for what the shell has read."""
@@ -346,7 +346,7 @@ class ClientEvents:
             self._readers.remove(caller)
         return is_waiting
 
-    def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
+    def shut_down(self, now: float, *, is_immediate: bool, drain_s: float) -> None:
         """End every process, and refuse those who wait for files: a disk may not answer before."""
         self._fleet.shut_down(now, is_immediate=is_immediate, drain_s=drain_s)
         for caller in self._readers:

@@ -168,7 +168,8 @@ class Core:
                 self.fleet.preload(event.now)
                 self._gateway.start(event.now)
             case ShutdownAsked(is_immediate=is_immediate):
-                self._clients.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
+                drain_s = self.fleet.settings.drain_timeout_s
+                self._clients.shut_down(event.now, is_immediate=is_immediate, drain_s=drain_s)
             case _:
                 assert_never(event)
 

@@ -206,19 +206,18 @@ class Fleet:
             if model.life.wanted is not Wanted.GONE
         )
 
-    def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
+    def shut_down(self, now: float, *, is_immediate: bool, drain_s: float) -> None:
         """End every process, and start none again.
 
         Args:
             is_immediate: without letting running requests finish.
-            drain_s: otherwise, how long they may take; None for the configured limit.
+            drain_s: otherwise, how long they may take.
         """
-        limit_s = self.settings.drain_timeout_s if drain_s is None else drain_s
         self.is_shutting_down = True
         for model in self:
             was_stopping = model.life.state is State.STOPPING
             # Including one that a reload is removing: its drain may have a longer limit.
-            self.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
+            self.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=drain_s), now)
             if is_immediate and (was_stopping or model.life.state is State.DRAINING):
                 self.trigger(model, Due(), now)
 
@@ -362,11 +361,11 @@ class Fleet:
             self.ledger.has_freed = False
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self._is_division_due or self.prefill_slots.changed:
+        if self._touched or self._is_division_due:
             self._plan_memory(now)
             most = self.settings.max_parallel_prefills
             for reader in self.prefill_slots.settle(self.by_name, self._touched, most, now):
-                self.serving.work_if_busy(reader, now)
+                self.serving.got_lease(reader, now)
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}

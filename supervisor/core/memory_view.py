@@ -418,10 +418,9 @@ def _rows_of(model: Model) -> Rows | None:
     if need.given_bytes is not None:  # enough for a short row, or the load would have failed
         least_bytes = wanted_bytes = max(0, need.given_bytes - model.fixed_bytes)
     else:
-        longest = min(max(need.least_tokens, model.longest_stream), need.context_tokens)
+        longest = need.row_tokens(model.longest_stream)
         least_bytes = cache_bytes(layers, rows=1, longest=longest)
-        most_bytes = cache_bytes(layers, rows=need.max_rows, longest=need.context_tokens)
-        wanted_bytes = max(least_bytes, most_bytes)
+        wanted_bytes = cache_bytes(layers, rows=need.max_rows, longest=need.context_tokens)
     return Rows(
         layers=layers,
         least_bytes=least_bytes,
@@ -575,10 +574,7 @@ def turn_ends_at(model: Model, settings: CoreSettings) -> float | None:
     life = model.life
     if not isinstance(life.phase, Ready) or life.settings.pinned or model.process.residency is None:
         return None
-    running = model.batch.running.values()
-    if running and (life.launch.deterministic or not all(one.may_resume for one in running)):
-        return None
-    if model.stays_because:
+    if model.stays_because or not all(map(model.may_leave, model.batch.running.values())):
         return None
     return model.process.residency.ends_at(
         load_s=model.load_s, min_residency_s=settings.min_residency_s

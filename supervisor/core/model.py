@@ -218,6 +218,11 @@ class Batch:
         """Return how many rows are taken; leaving ones still count."""
         return len(self.running) + len(self.leaving)
 
+    @property
+    def computes(self) -> bool:
+        """True if the engine holds a request and does not wait for a lease."""
+        return self.rows > 0 and not self.only_waits
+
 
 @dataclass(slots=True, kw_only=True)
 class AlikeSteps:
@@ -329,7 +334,7 @@ class Model:
     @property
     def has_drained(self) -> bool:
         """True if nothing is left to finish before its process ends."""
-        return not (self.batch.running or self.batch.leaving or (self.queue and self.serves_queue))
+        return not (self.batch.rows or (self.queue and self.serves_queue))
 
     @property
     def can_start(self) -> bool:
@@ -364,7 +369,7 @@ class Model:
     @property
     def is_idle(self) -> bool:
         """True if nothing is waiting, paused or running."""
-        return not (self.queue or self.paused or self.batch.running or self.batch.leaving)
+        return not (self.queue or self.paused or self.batch.rows)
 
     @property
     def open_requests(self) -> list[Request]:

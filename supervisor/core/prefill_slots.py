@@ -75,7 +75,7 @@ class PrefillSlots:
     """Grants leases for chunks of long prompts.
 
     Attributes:
-        changed: the models whose workers have said anything since the last `settle`.
+        changed: the models whose stage has changed since the last `settle`.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -83,7 +83,7 @@ class PrefillSlots:
         # Bounded by the configuration: models leave with their processes.
         self._members: dict[ModelName, _Member] = {}
         self._asked = 0
-        self.changed: dict[ModelName, None] = {}
+        self.changed: set[ModelName] = set()
         self._most_readers: int | None = None  # as the configuration says, since the last `settle`
 
     # ------------------------------------------------------------ what workers say
@@ -111,7 +111,7 @@ class PrefillSlots:
             if model.process.watch is not None:
                 model.process.watch.asked_for_lease()
         if member.stage is not before:
-            self.changed[model.name] = None
+            self.changed.add(model.name)
         return ""
 
     # ------------------------------------------------------------ after every event
@@ -130,17 +130,16 @@ class PrefillSlots:
             most_readers: the `max_parallel_prefills` of the configuration.
 
         Returns:
-            The models whose deadline may have changed.
+            The models that have got a lease.
         """
-        if not (touched or self.changed):
+        if not touched:
             return []
-        changed = {name: None for name in self.changed if name in models}
-        self.changed.clear()
+        changed, self.changed = self.changed, set()
         is_new_limit = most_readers != self._most_readers
         self._most_readers = most_readers
         everybody = self._members.values() if is_new_limit else ()
         backends = dict.fromkeys(one.backend for one in everybody)
-        for name in [*touched, *changed]:
+        for name in touched:
             member, backend = self._members.get(name), _backend_of(models.get(name))
             if member is None and backend is not None:
                 member = self._members[name] = _Member(backend)
@@ -149,17 +148,9 @@ class PrefillSlots:
             elif member is None or not (name in changed or member.is_over(now)):
                 continue  # a request came or went, which is no reason to grant anything
             backends[member.backend] = None
-        stirred = dict.fromkeys(changed)
-        for backend in backends:
-            stirred |= dict.fromkeys(self.grant(backend, models, now))
-        return [models[name] for name in stirred]
+        return [model for backend in backends for model in self.grant(backend, models, now)]
 
-    def grant(
-        self,
-        backend: str,
-        models: Mapping[ModelName, Model],
-        now: float,
-    ) -> list[ModelName]:
+    def grant(self, backend: str, models: Mapping[ModelName, Model], now: float) -> list[Model]:
         """Tell the members of a device whether leases are needed, if that has changed, and grant
         the leases that are free.
 
@@ -187,10 +178,9 @@ class PrefillSlots:
             model, member = models[name], members[name]
             member.stage, member.until = Stage.HOLDS, now + LEASE_S
             self._outbox.tell(model, Lease())
-            model.batch.only_waits = False
             if model.process.watch is not None:
                 model.process.watch.got_lease(now)
-        return granted
+        return [models[name] for name in granted]
 
     def deadline(self, model: Model) -> float | None:
         """Return when something is due for this model, or its lease ends."""

@@ -274,11 +274,14 @@ class Request:
         return own_bytes + len(self.body) + self.cost.acceptance_bytes + len(self.sent.tokens)
 
     @property
+    def prompt_tokens(self) -> int:
+        """Return how many tokens its prompt has; 0 before it was accepted."""
+        return len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
+
+    @property
     def length(self) -> int:
-        """Return the tokens of its prompt, which counts once it was accepted, and of what was
-        sent."""
-        prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
-        return prompt + self.tokens_sent
+        """Return the tokens of its prompt and of what was sent."""
+        return self.prompt_tokens + self.tokens_sent
 
     @property
     def is_leaving(self) -> bool:
@@ -294,9 +297,8 @@ class Request:
     def repeat_s(self) -> float:
         """Return how long reading its prompt and its answer so far again would take, judged by how
         long its prompt has taken, in seconds; 0 before its first token."""
-        usage = self.usage()
-        read = max(usage.prompt_tokens - usage.cached_tokens, 1)
-        return self.cost.prefill_s * (usage.prompt_tokens + usage.completion_tokens) / read
+        read = max(self.prompt_tokens - self.cost.cached_tokens, 1)
+        return self.cost.prefill_s * self.length / read
 
     @property
     def computed_tokens(self) -> float:
@@ -323,9 +325,8 @@ class Request:
 
     def usage(self) -> Usage:
         """Return the tokens and engine seconds counted so far."""
-        prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cost.cached_tokens,
             completion_tokens=self.tokens_sent,
             engine_s=self.cost.engine_s,

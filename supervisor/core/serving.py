@@ -138,10 +138,10 @@ class Meter:
 
     def _charge(self, model: Model, step: Step, now: float) -> None:
         model.settle()
-        running = model.batch.running
-        if not running and not model.batch.leaving:
+        if not model.batch.rows:
             return
         self.works(model, now)
+        running = model.batch.running
         device = self._device_of(model)
         cost_s = device.cost_s(model.name, max(step.took_s, 0.0), now)
         read_before = {
@@ -454,7 +454,8 @@ class Serving:
             if message.warnings:
                 request.sent.warnings += message.warnings
                 self._notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
-        self.work_if_busy(model, now)
+        if model.batch.computes:
+            self._meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
@@ -590,13 +591,15 @@ class Serving:
         request.crashes.is_interrupted = request.pauses.is_paused = False
         self._notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
 
-    def work_if_busy(self, model: Model, now: float) -> None:
-        """Note that an engine computes if it holds a request and does not wait for a lease."""
-        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
+    def got_lease(self, model: Model, now: float) -> None:
+        """Note that an engine computes again if it only waited for a lease; it may wait for the
+        acceptance of a request instead, because the row that asked has left."""
+        if model.batch.only_waits:
+            model.batch.only_waits = False
             self._meter.works(model, now)
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
-        if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
+        if not model.batch.computes:
             self._meter.rests(model, now)
 
     # ------------------------------------------------------------ one request ends
@@ -703,7 +706,7 @@ class Serving:
         is_by_person = reason is PauseReason.USER
         request.pauses.reason = reason
         self.ledger.move(request, Stage.PAUSING if is_by_person else Stage.YIELDING)
-        if model.life.state in (State.READY, State.DRAINING):
+        if model.life.state in SERVES:
             self._outbox.tell(model, PauseRow(key=request.key, keep=keep))
 
     def row_left(self, model: Model, request: Request, row: Row, now: float) -> None:
@@ -768,7 +771,7 @@ class Serving:
         """Let the worker drop the state of a request that had been paused and has ended."""
         if key in model.batch.kept:
             model.batch.kept.remove(key)
-            if model.life.state in (State.READY, State.DRAINING):
+            if model.life.state in SERVES:
                 self._outbox.tell(model, DropKept(key=key))
 
     # ------------------------------------------------------------ all requests of a model
@@ -908,7 +911,7 @@ class Serving:
         model.settle()
         del model.batch.running[request.key]
         model.batch.leaving[request.key] = request.held
-        if model.life.state in (State.READY, State.DRAINING):
+        if model.life.state in SERVES:
             self._outbox.tell(model, CancelRow(key=request.key))
 
     def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:

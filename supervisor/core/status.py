@@ -482,7 +482,6 @@ def request_map(request: Request, now: float) -> dict[str, Any]:
     is the reason why its row has left, until it has continued, `resumed` how many crashes it
     outlived, and `read_tokens` how many of its `prompt_tokens` have been read, which are None until
     a worker has accepted it."""
-    acceptance = request.acceptance
     waits_s = now - request.waiting.since if request.stage is Stage.QUEUED else 0.0
     return {
         "id": request.id,
@@ -493,7 +492,7 @@ def request_map(request: Request, now: float) -> dict[str, Any]:
         "waited_s": request.waiting.waited_s + waits_s,
         "paused": request.pauses.reason.value if request.pauses.is_paused else None,
         "resumed": request.crashes.resumed,
-        "prompt_tokens": len(acceptance.prompt_tokens) // 4 if acceptance else None,
+        "prompt_tokens": request.prompt_tokens if request.acceptance else None,
         "read_tokens": request.cost.read_tokens,
         "tokens_sent": request.tokens_sent,
     }
@@ -653,7 +652,7 @@ def _read_share(request: Request) -> float | None:
     for the first time."""
     if _state(request) != "reading" or request.acceptance is None or request.sent.tokens:
         return None
-    return min(request.cost.read_tokens / request.usage().prompt_tokens, 1.0)
+    return min(request.cost.read_tokens / request.prompt_tokens, 1.0)
 
 
 def _reading_s(request: Request, prefill: float | None, now: float) -> float | None:

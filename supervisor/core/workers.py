@@ -162,7 +162,7 @@ def _step(fleet: Fleet, model: Model, message: Step, now: float) -> None:
         model.process.watch.stepped(message.step, now)
     if fleet.attaching.readers:
         fleet.attaching.heard(message.rows)
-    if fleet.serving.step(model, message, now):
+    if fleet.serving.step(model, message, now) or model.name in fleet.prefill_slots.changed:
         fleet.touch(model)
 
 

@@ -12,7 +12,7 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason
-from mlxsup.protocol.worker_messages import PrefillProgress, Ready, Rejected, RowDelta, Step
+from mlxsup.protocol.worker_messages import Lease, PrefillProgress, Ready, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.accounting import (
     MAX_ACCOUNTS,
     Account,
@@ -21,6 +21,7 @@ from mlxsup.supervisor.core.accounting import (
     Terms,
     charge,
 )
+from mlxsup.supervisor.core.actions import SendToWorker
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -219,6 +220,26 @@ def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     assert seconds(driver, "b") == (2.0, 0.0), "a has accepted a request, and still waits"
     spend(driver, 2.0, token(1), model="b")
     assert seconds(driver, "b") == (3.0, 0.0), "a works from its lease on"
+
+
+def test_a_lease_wakes_no_engine_whose_next_request_is_not_accepted() -> None:
+    settings = CoreSettings(max_parallel_prefills=1)
+    driver = running("x", models=("a", "b"), settings=settings)
+    for model in ("a", "b"):
+        driver.worker(Step(step=0, reads_on=True), model)
+    for model in ("a", "b"):
+        asks = Step(step=0, reads_on=True, wants_lease=True, only_waits=True)
+        driver.worker(asks, model)  # a gets the lease, b waits
+    driver.cancel("xb")
+    spend(driver, 0.0, gone(2), model="b")
+    [key] = driver.serve("y", model="b")
+    spend(driver, 2.0, read(1, 100, 100), model="a", returns_lease=True)
+    assert Lease() in [action.message for action in driver.of(SendToWorker)]
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (4.0, 0.0), "b has nothing to compute yet"
+    driver.accept(key, "b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (5.0, 0.0)
 
 
 def test_engines_on_different_backends_do_not_share() -> None:

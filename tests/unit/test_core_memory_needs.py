@@ -136,6 +136,19 @@ def test_the_size_that_a_hint_names_is_enough_at_every_later_check(
     assert again.loaded_problem(larger) == ""
 
 
+@pytest.mark.parametrize(
+    ("stream_tokens", "row_tokens"),
+    [(0, 1024), (1024, 1024), (1025, 1025), (4095, 4095), (9000, 4096)],
+)
+def test_the_reserved_row_has_room_for_the_longest_answer_within_the_context(
+    stream_tokens: int, row_tokens: int
+) -> None:
+    """An answer counts with a step of growth, which may take it beyond the context."""
+    one = replace(known(None), least_tokens=1024)
+    assert one.row_tokens(stream_tokens) == row_tokens
+    assert one.needed_for(stream_tokens) == one.bytes_for(rows=1, longest=row_tokens)
+
+
 # Needs raised after running out of memory
 
 MODEL = FIXED + ONE_ROW

@@ -190,7 +190,7 @@ def test_nothing_is_granted_when_requests_come_and_go(monkeypatch: pytest.Monkey
     granted: list[object] = []
     grant = PrefillSlots.grant
 
-    def noted(self: PrefillSlots, *arguments: Any) -> list[ModelName]:
+    def noted(self: PrefillSlots, *arguments: Any) -> list[Model]:
         granted.append(arguments)
         return grant(self, *arguments)
 
