@@ -24,7 +24,8 @@ ESCAPES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]?|[\x00-\x08\x0b-
 def last_line(path: Path) -> str:
     """Return the last line of the latest life that says anything about a failure, or else the last
     that is not empty."""
-    lines = [line for line in tail(path, 20) if line.strip()]
+    # The stacks of all threads, which say nothing of it, may follow what is to be found.
+    lines = [line for line in tail(path, 1_000) if line.strip()]
     begins = [n for n, line in enumerate(lines) if GENERATION_HEADER.match(line)]
     latest = lines[begins[-1] + 1 :] if begins else lines
     return last_words(latest) or (lines or [""])[-1]

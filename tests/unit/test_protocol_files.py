@@ -78,6 +78,7 @@ def test_all_lines_come_oldest_first_out_of_the_rotated_files(log: Path) -> None
 
 
 STARTED = "2026-01-01T00:00:00.000Z INFO it is loaded"
+STACK = 'Thread 0x00007f (most recent call first):\n  File "a.py", line 198 in run\n'
 FIRST, SECOND = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number in (1, 2))
 
 
@@ -91,6 +92,7 @@ FIRST, SECOND = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number
         (f"{FIRST}\nMemoryError\n{SECOND}\n{STARTED}", STARTED),
         (f"{FIRST}\nMemoryError\n{SECOND}\nno device\n{STARTED}", "no device"),
         (f"{FIRST}\nMemoryError\n{STARTED}", "MemoryError"),
+        (f"{FIRST}\nno news for 30 s\n" + STACK * 40, "no news for 30 s"),
     ],
 )
 def test_last_line_is_one_of_the_latest_life(log: Path, text: str, line: str) -> None:
