@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from mlxsup.protocol.parameters import MOST_TOKENS
+from mlxsup.protocol.parameters import MAX_SEED, MOST_TOKENS
 
 TEMPLATE = "chat_template_kwargs"
 
@@ -31,6 +31,7 @@ class Ask:
         tells_prompt: whether those of the prompt come in a list of their own.
         is_counted: whether it counts as an answer in `/metrics`; not if nothing is computed for it.
         has_one_call: whether what comes after the first call is left out.
+        customs: the names of functions that stand for custom tools.
         picture: the path of one in the message that is to be answered; empty for none.
         names: what the API calls parameters of `generate`, for errors about them.
         unread: the paths of fields that are not known here, or have no effect.
@@ -51,6 +52,7 @@ class Ask:
     tells_prompt: bool = False
     is_counted: bool = True
     has_one_call: bool = False
+    customs: Sequence[str] = ()
     picture: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     unread: Sequence[str] = ()
@@ -65,13 +67,17 @@ class Ask:
         return replace(self, inputs=(), parameters=kept, defaults={}, template={})
 
     def choices(self) -> list[dict[str, Any]]:
-        """Return the arguments of `generate` for each answer, in the order of `choices`."""
+        """Return the arguments of `generate` for each answer, in the order of `choices`.
+
+        OpenAI takes negative seeds, and JavaScript rounds the largest ones up: a seed counts
+        modulo the number of those that there are.
+        """
         seed = self.parameters.get("seed", self.preset.get("seed"))
         return [
             {
                 **self._effective(is_chat="messages" in given),
                 **given,
-                **({"seed": seed + nth} if type(seed) is int else {}),
+                **({"seed": (seed + nth) & MAX_SEED} if type(seed) is int else {}),
             }
             for given in self.inputs
             for nth in range(self.n)

@@ -61,10 +61,11 @@ def read_tool_choice(value: object, offered: Sequence[str]) -> ToolChoice:
         case "required" | "any":
             names: list[Any] = list(offered)
             is_forced = True
-        case {"type": "function", "function": {"name": name}} | {
-            "type": "function" | "tool",
-            "name": name,
-        }:
+        case (
+            {"type": "function", "function": {"name": name}}
+            | {"type": "custom", "custom": {"name": name}}
+            | {"type": "function" | "tool", "name": name}
+        ):
             names, is_forced = [name], True
         case {
             "type": "allowed_tools",
@@ -85,7 +86,7 @@ def read_tool_choice(value: object, offered: Sequence[str]) -> ToolChoice:
 
 def _name_in(tool: object) -> Any:
     match tool:
-        case {"function": {"name": name}} | {"name": name}:
+        case {"function": {"name": name}} | {"custom": {"name": name}} | {"name": name}:
             return name
     return tool
 

@@ -120,7 +120,7 @@ def read_ollama_chat(body: dict[str, Any]) -> OllamaAsk:
     given = check_fields(body, CHAT_FIELDS, unread)
     messages = given.pop("messages", [])
     if "tools" in given:
-        given["tools"] = read_tools(given["tools"])
+        given["tools"], _ = read_tools(given["tools"], unread)
         if not given["tools"]:
             del given["tools"]
     if messages == []:

@@ -15,6 +15,7 @@ from mlxsup.protocol.version import VERSION
 
 from .. import limits
 from ..ask import Ask
+from ..custom_tools import custom_input
 from ..errors import openai_body
 from ..failure import Failure, bad_field
 from ..shape import Shape, encode, warned
@@ -208,7 +209,9 @@ class ChatShape(OpenAiShape):
             return None
         if delta.channel is Channel.TOOL_CALL:
             calls, _ = read_tool_calls(delta.text)
-            numbered = [{"index": counted.calls + nth, **call} for nth, call in enumerate(calls)]
+            numbered = [
+                {"index": counted.calls + nth, **self._call(call)} for nth, call in enumerate(calls)
+            ]
             counted.calls += len(calls)
             content: dict[str, Any] = {"tool_calls": numbered} if numbered else {}
         elif delta.channel is Channel.REASONING:
@@ -236,6 +239,16 @@ class ChatShape(OpenAiShape):
             choice["logprobs"] = logprobs
         return self._chunk({**choice, "finish_reason": None})
 
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return a call as the client knows it: of a custom tool, if it was one there."""
+        function = call["function"]
+        if function["name"] not in self._ask.customs:
+            return call
+        if (text := custom_input(function["arguments"])) is None:
+            return call
+        custom = {"name": function["name"], "input": text}
+        return {"id": call["id"], "type": "custom", "custom": custom}
+
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         message: dict[str, Any] = {
             "role": "assistant",
@@ -244,7 +257,7 @@ class ChatShape(OpenAiShape):
         if result.reasoning:
             message["reasoning_content"] = result.reasoning
         if result.tool_calls:
-            message["tool_calls"] = result.tool_calls
+            message["tool_calls"] = [self._call(one) for one in result.tool_calls]
         return {
             "index": index,
             "message": message,

@@ -6,8 +6,9 @@ from typing import Any
 
 from .. import limits
 from ..content import Part, join_parts, media_part, read_parts
+from ..custom_tools import CUSTOM_PARAMETERS, custom_arguments, form_told
 from ..failure import bad_field, bad_value, check_choice
-from ..fields import check_chat, check_count
+from ..fields import add_unread, check_chat, check_count
 
 ROLES = {
     "system": "system",
@@ -49,12 +50,29 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
     return [_message(message, f"messages[{place}]") for place, message in enumerate(chat)]
 
 
-def read_tools(given: Any) -> Any:
-    """Check that there are not too many tools; return them."""
+def read_tools(given: Any, unread: list[str]) -> tuple[Any, list[str]]:
+    """Check that there are not too many tools; return them, and the names of custom ones, for
+    which there is a function.
+    """
     if not isinstance(given, list):
-        return given
+        return given, []
     check_count(given, "tools", "tools", limits.MAX_TOOLS)
-    return given
+    tools, customs = [], []
+    for place, tool in enumerate(given):
+        match tool:
+            case {"type": "custom", "custom": {"name": str(name), **rest}}:
+                if told := form_told(rest.get("format")):
+                    add_unread(unread, f"tools[{place}].custom.format")
+                function = {
+                    "name": name,
+                    "description": f"{rest.get('description') or ''}{told}",
+                    "parameters": CUSTOM_PARAMETERS,
+                }
+                tools.append({"type": "function", "function": function})
+                customs.append(name)
+            case _:
+                tools.append(tool)
+    return tools, customs
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
@@ -67,6 +85,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
         raise bad_value(f"{path}.tool_calls", "a list of calls", calls)
     if calls is None and "function_call" in given:
         calls = [{"id": "call_0", "type": "function", "function": given["function_call"]}]
+    calls = [_call(one) for one in calls or ()]
     content = message.get("content")
     if content is None and role != "assistant":
         raise bad_value(f"{path}.content", "text", None)
@@ -82,6 +101,15 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     if calls:
         read["tool_calls"] = calls
     return read | {name: given[name] for name in ("name", "tool_call_id") if name in given}
+
+
+def _call(call: Any) -> Any:
+    """Return a call as the call of a function, also if it is one of a custom tool."""
+    match call:
+        case {"type": "custom", "custom": {"name": str(name), "input": str(text)}, **rest}:
+            function = {"name": name, "arguments": custom_arguments(text)}
+            return rest | {"type": "function", "function": function}
+    return call
 
 
 def _part(part: Any, path: str) -> list[Part]:

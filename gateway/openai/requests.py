@@ -42,8 +42,9 @@ def read_chat(body: dict[str, Any]) -> Ask:
     if newer is not None and (type(newer) is not int or newer < least):
         name = "max_completion_tokens"
         raise bad_field(name, invalid(name, f"an integer of {least} or more", newer).message)
+    customs: list[str] = []
     if "tools" in given:
-        given["tools"] = read_tools(given["tools"])
+        given["tools"], customs = read_tools(given["tools"], unread)
         if given["tools"] == []:
             del given["tools"]
     _read_end(given)
@@ -52,7 +53,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
         given["max_tokens"] = limit
     is_parallel = given.pop("parallel_tool_calls", True)
     ask = _ask(model, ({"messages": messages},), given, unread)
-    return replace(ask, has_one_call=not is_parallel)
+    return replace(ask, has_one_call=not is_parallel, customs=customs)
 
 
 def _read_end(given: dict[str, Any]) -> None:
@@ -73,7 +74,10 @@ def _read_end(given: dict[str, Any]) -> None:
 def read_completion(body: dict[str, Any]) -> Ask:
     """Read the body of a completion."""
     unread: list[str] = []
-    given = check_fields(translate(body, unread, is_chat=False), COMPLETION_FIELDS, unread)
+    values = translate(body, unread, is_chat=False)
+    if type(best := values.get("best_of")) is int and best == values.get("n"):
+        del values["best_of"]  # the best n of n are all of them
+    given = check_fields(values, COMPLETION_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
         raise bad_value("prompt", "text", None)

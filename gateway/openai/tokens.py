@@ -70,14 +70,14 @@ def read_tokenize(body: dict[str, Any]) -> Ask:
     if is_special:
         message = "add_special_tokens must be false with messages: their template adds them"
         raise bad_field("add_special_tokens", message)
-    return _ask(given, unread, _chat(given))
+    return _ask(given, unread, _chat(given, unread))
 
 
 def read_template(body: dict[str, Any]) -> Ask:
     """Read the body of `POST /apply-template`; errors as for `read_tokenize`."""
     unread: list[str] = []
     given = check_fields(body, TEMPLATE_FIELDS, unread)
-    return _ask(given, unread, {**_chat(given), "echo": True}, ids=False)
+    return _ask(given, unread, {**_chat(given, unread), "echo": True}, ids=False)
 
 
 def read_detokenize(body: dict[str, Any]) -> Ask:
@@ -91,10 +91,12 @@ def read_detokenize(body: dict[str, Any]) -> Ask:
     return replace(ask, names=dict.fromkeys(("prompt_tokens", "prompt", "echo"), "tokens"))
 
 
-def _chat(given: dict[str, Any]) -> dict[str, Any]:
+def _chat(given: dict[str, Any], unread: list[str]) -> dict[str, Any]:
     """Take the chat out of the fields."""
-    if "tools" in given and not read_tools(given["tools"]):
-        del given["tools"]
+    if "tools" in given:
+        given["tools"], _ = read_tools(given["tools"], unread)
+        if not given["tools"]:
+            del given["tools"]
     return {"messages": read_messages(given.pop("messages", []))}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from mlxsup.client import Channel, Delta, FinishReason, Result
 from mlxsup.client.tool_calls import read_tool_calls
 from mlxsup.protocol.parameters import SAMPLING
 
+from ..custom_tools import custom_input
 from ..errors import openai_body
 from ..failure import Failure
 from ..openai.logprobs import chat_logprobs
@@ -19,7 +19,7 @@ from ..sse import event
 from .fields import SAMPLED
 from .kept import KeptResponse, named
 from .requests import ResponseAsk
-from .tools import CUSTOM_INPUT, Called
+from .tools import Called
 
 KINDS = {Channel.CONTENT: "message", Channel.REASONING: "reasoning"}
 """The items that grow piece by piece, and the channel of their text."""
@@ -270,7 +270,7 @@ class ResponseShape(Shape):
         sent = self._close("completed")
         arguments, text = function["arguments"], None
         if function["name"] in self._ask.customs:
-            text = _custom_input(arguments)
+            text = custom_input(arguments)
         item = self._add("function_call" if text is None else "custom_tool_call")
         number, name = len(self._items) - 1, INPUTS[item.kind]
         # A list, if a converter has read the request.
@@ -310,16 +310,6 @@ class ResponseShape(Shape):
 
 def _event_of(item: Item) -> str:
     return f"response.{item.kind}_{INPUTS[item.kind]}"
-
-
-def _custom_input(arguments: str) -> str | None:
-    """Return the text that a custom tool is called with; None if it is called otherwise."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else None
 
 
 def _is_cut(result: Result) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
+from ..custom_tools import custom_arguments
 from ..failure import bad_field, bad_value, check_choice
 from ..fields import add_unread, check_count
 from .kept import Item
-from .tools import CUSTOM_INPUT, Called, Tools
+from .tools import Called, Tools
 
 ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 
@@ -165,8 +166,7 @@ class _Conversation:
             namespace = read_text(read, "namespace", path) if read.get("namespace") else ""
             name = self._tools.shown(Called(read_text(read, "name", path), namespace))
             if kind == "custom_tool_call":
-                text = {CUSTOM_INPUT: read_text(read, "input", path)}
-                arguments = json.dumps(text, ensure_ascii=False)
+                arguments = custom_arguments(read_text(read, "input", path))
             else:
                 arguments = read_text(read, "arguments", path)
         function = {"name": name, "arguments": arguments}

@@ -38,7 +38,6 @@ class ResponseAsk(Ask):
 
     Attributes:
         called: for names that the client does not know, the functions that they stand for.
-        customs: the names of functions that stand for custom tools.
         echo: the fields of the response that the request decides; what is long is left out.
         is_stored: true if the response is kept.
         references: the ids of kept items in the input, each with its place.
@@ -46,7 +45,6 @@ class ResponseAsk(Ask):
     """
 
     called: dict[str, Called] = field(default_factory=dict)
-    customs: Sequence[str] = ()
     echo: dict[str, Any] = field(default_factory=dict)
     is_stored: bool = False
     references: Sequence[tuple[int, str]] = ()

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import limits
+from ..custom_tools import CUSTOM_PARAMETERS, form_told
 from ..failure import bad_field, bad_value
 from ..fields import add_unread, check_count, check_fields, check_list
 from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
-
-CUSTOM_INPUT = "input"
-"""The only parameter of the function that stands for a custom tool."""
-
 
 READ = ("function", "custom", "namespace")
 """The types of tools that the model may call; others run at OpenAI."""
@@ -113,8 +110,8 @@ def _functions(
     if not isinstance(description, str):
         raise bad_value(f"{path}.description", "text", description)
     if kind == "custom":
-        parameters: Any = _CUSTOM_PARAMETERS
-        form = _form_of(read.get("format"))
+        parameters: Any = CUSTOM_PARAMETERS
+        form = form_told(read.get("format"))
         description += form
         if form:
             add_unread(unread, f"{path}.format")
@@ -130,22 +127,6 @@ def _functions(
         {**function, "parameters": parameters},
         kind == "custom",
     )
-
-
-_CUSTOM_PARAMETERS = {
-    "type": "object",
-    "properties": {CUSTOM_INPUT: {"type": "string", "description": "the whole input, as it is"}},
-    "required": [CUSTOM_INPUT],
-    "additionalProperties": False,
-}
-
-
-def _form_of(form: Any) -> str:
-    """Return what the model is told of the form that a custom tool's input must have."""
-    match form:
-        case {"type": "grammar", "definition": str(definition), **rest}:
-            return f"\nThe input matches this {rest.get('syntax', '')} grammar:\n{definition}"
-    return ""
 
 
 def _name(read: dict[str, Any], path: str) -> str:

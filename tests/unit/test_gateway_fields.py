@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.converter import Api, ask_of, encode_ask, head_of, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import MOST_UNREAD, check_unread
+from mlxsup.gateway.openai.chunks import ChatShape
 from mlxsup.gateway.responses.events import ResponseShape
 from mlxsup.gateway.responses.requests import ResponseAsk
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.tool_choice import ToolChoice
 
 from support.client.sent_requests import asked_in
 from support.gateway.played_gateway import (
@@ -272,6 +275,22 @@ def test_what_would_change_the_answer_is_refused(
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("seed", "n", "meant"),
+    [(-5, 1, [2**63 - 5]), (2**63 - 1, 2, [2**63 - 1, 0]), (9223372036854775807 + 1, 1, [0])],
+)
+def test_any_integer_is_a_seed(seed: int, n: int, meant: list[int]) -> None:
+    asks = encode_ask(read(Api.CHAT, seed=seed, n=n))
+    assert [asked_in(frames)["seed"] for _, frames in asks] == meant
+
+
+def test_the_best_of_as_many_answers_are_all_of_them() -> None:
+    assert read(Api.COMPLETION, n=2, best_of=2).n == 2
+    for fields in ({"n": 2, "best_of": 3}, {"best_of": True, "n": 1}):
+        with pytest.raises(Failure, match="choose among the answers"):
+            read(Api.COMPLETION, **fields)
+
+
 # ---------------------------------------------------------------- histories
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -411,9 +430,24 @@ CUSTOM = {"type": "custom", "name": "patch", "description": "Edit.",
           "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}}  # fmt: skip
 
 
-def test_custom_tool_is_a_function_with_one_text() -> None:
-    (tool,) = asked(Api.RESPONSE, tools=[CUSTOM])["tools"]
-    assert read(Api.RESPONSE, tools=[CUSTOM]).unread == ["tools[0].format"], "told, not enforced"
+GRAMMAR = {"syntax": "lark", "definition": "start: X"}
+CUSTOM_IN_CHATS = {"type": "custom", "custom": {"name": "patch", "description": "Edit.",
+                   "format": {"type": "grammar", "grammar": GRAMMAR}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("api", "given", "path"),
+    [
+        (Api.RESPONSE, CUSTOM, "tools[0].format"),
+        (Api.CHAT, CUSTOM_IN_CHATS, "tools[0].custom.format"),
+        (Api.TEMPLATE, CUSTOM_IN_CHATS, "tools[0].custom.format"),
+    ],
+)
+def test_custom_tool_is_a_function_with_one_text(
+    api: Api, given: dict[str, Any], path: str
+) -> None:
+    (tool,) = asked(api, tools=[given])["tools"]
+    assert read(api, tools=[given]).unread == [path], "told, not enforced"
     assert tool["function"]["parameters"]["required"] == ["input"]
     assert "lark grammar:\nstart: X" in tool["function"]["description"]
 
@@ -438,3 +472,50 @@ def test_call_of_a_custom_tool_comes_back_as_one(
     (item,) = shape.whole([result("")])["output"]
     assert (item["type"], item["name"], item[field]) == (kind, name, value)
     assert f"response.{kind}_{field}.done".encode() in sent
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "shown"),
+    [
+        ("patch", '{"input": "a\\n"}',
+         {"type": "custom", "custom": {"name": "patch", "input": "a\n"}}),
+        ("patch", '{"text": 1}',
+         {"type": "function", "function": {"name": "patch", "arguments": '{"text": 1}'}}),
+        ("plain", '{"input": "a"}',
+         {"type": "function", "function": {"name": "plain", "arguments": '{"input": "a"}'}}),
+    ],
+)  # fmt: skip
+def test_call_of_a_custom_tool_comes_back_as_one_in_a_chat(
+    name: str, arguments: str, shown: dict[str, Any]
+) -> None:
+    ask = read(
+        Api.CHAT, tools=[CUSTOM_IN_CHATS, {"type": "function", "function": {"name": "plain"}}]
+    )
+    shape = ChatShape(ask_of(Api.CHAT, head_of(ask)), "c", 0)
+    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+    piece = Delta(text=json.dumps(call), token_ids=[], channel=Channel.TOOL_CALL)
+    sent = json.loads((shape.piece(0, piece) or b"").removeprefix(b"data: "))
+    assert sent["choices"][0]["delta"]["tool_calls"] == [{"index": 0, "id": "c", **shown}]
+    (choice,) = shape.whole([replace(result(""), tool_calls=[call])])["choices"]
+    assert choice["message"]["tool_calls"] == [{"id": "c", **shown}]
+
+
+def test_chat_with_a_custom_tool_goes_on() -> None:
+    custom = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": 'a"'}}
+    (turn,) = chat_of(Api.CHAT, {"role": "assistant", "content": None, "tool_calls": [custom]})
+    called = {"name": "patch", "arguments": '{"input": "a\\""}'}
+    assert turn["tool_calls"] == [{"id": "c", "type": "function", "function": called}]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "custom", "custom": {"name": "patch"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+            {"type": "custom", "custom": {"name": "patch"}}]}},
+    ],
+)  # fmt: skip
+def test_custom_tool_can_be_chosen(choice: dict[str, Any]) -> None:
+    given = asked(Api.CHAT, tools=[CUSTOM_IN_CHATS], tool_choice=choice)
+    body = RequestBody.from_wire(given)
+    assert body.choice == ToolChoice(names=frozenset({"patch"}), is_forced=True)
