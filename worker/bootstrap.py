@@ -105,14 +105,17 @@ def end_with(descriptor: int) -> None:
     os._exit(ORPHANED_EXIT)
 
 
-def die_with_parent() -> None:
+def die_with_parent(sent: signal.Signals = signal.SIGKILL) -> None:
     """On Linux: asks the kernel to kill this process when its parent thread ends.
 
     Works even while the GIL is held forever. Other systems have nothing like it.
+
+    Args:
+        sent: SIGCONT for a process that may be stopped, and has more to do than to die.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        if libc.prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 

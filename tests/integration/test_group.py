@@ -280,6 +280,27 @@ def test_a_stopped_agent_without_a_rank_ends_with_the_connection() -> None:
             agent.kill()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an agent that is stopped stays")
+@pytest.mark.parametrize("is_agent_stopped", [False, True])
+def test_a_rank_that_is_stopped_as_it_starts_ends_with_the_connection(
+    is_agent_stopped: bool,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", CONNECTION], stdout=subprocess.PIPE) as connection:
+        assert connection.stdout is not None
+        agent = psutil.Process(int(connection.stdout.readline()))
+        [rank] = eventually(agent.children, what="the rank")
+        rank.suspend()
+        if is_agent_stopped:
+            agent.suspend()
+        connection.kill()
+    try:
+        eventually(lambda: _is_gone(rank) and _is_gone(agent), what="the end of both")
+    finally:
+        for one in (rank, agent):
+            if not _is_gone(one):
+                one.kill()
+
+
 def test_a_leader_that_loads_may_be_silent_for_longer() -> None:
     """It imports, or waits for the other ranks, and holds its interpreter meanwhile."""
     with group(fake={"load_s": 2.0}) as worker:

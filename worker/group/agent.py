@@ -40,7 +40,9 @@ def main() -> int:
     # SIGUSR1 asks the ranks for their stacks.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    die_with_parent()  # its rank may have ended while this process is stopped
+    # This process may be stopped when the connection ends. A rank that is stopped before it has
+    # asked to die with this process is ended by it alone.
+    die_with_parent(signal.SIGCONT)
     limit_s = LOAD_LIMIT_S
 
     def serve(number: int, frame: object) -> None:
