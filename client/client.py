@@ -39,7 +39,7 @@ FORKED = "the client belongs to the process that was forked; make one in this pr
 
 
 class SyncInbox(queue.SimpleQueue[Item]):
-    """What comes for one request, in the process that has sent it."""
+    """Holds the items that come for one request, in the process that sent it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

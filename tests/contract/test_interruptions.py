@@ -49,7 +49,7 @@ NO_LIMIT = 1 << 60
 
 
 def bytes_for(worker: LoopDriver, *, rows: int, longest: int) -> int:
-    """What that many rows of that length take."""
+    """Return the bytes that so many rows of a length take."""
     return cache_bytes(worker.facts.cache_layers, rows=rows, longest=longest)
 
 

@@ -37,11 +37,11 @@ OWN = re.compile(
     r"|\r?\x1b\[(?:\d+A\r?|K|J|H)|\r"
     r"|\x1b\[\?(?:1049|25|2004)[hl]|\x1b\[\d*[CDP@]"
 )
-"""What `Output`, prompt_toolkit and readline write."""
+"""The sequences that `Output`, prompt_toolkit and readline write."""
 
 
 def acting(seen: str) -> list[str]:
-    """What a terminal would act on, besides our own sequences and line breaks."""
+    """Return the signs that a terminal acts on, besides our own sequences and line breaks."""
     left = OWN.sub("", seen)
     kinds = ("Cc", "Cf", "Zl", "Zp")
     return [c for c in left if unicodedata.category(c) in kinds and c not in "\n\t"]

@@ -64,7 +64,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def check(name: str, text: str) -> None:
-    """Whether a text is of a schema, without another library: these three are simple."""
+    """Return whether a text fits one of three simple schemas."""
     value = json.loads(text)
     outside = re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)
     assert not re.search(r"\s", outside), "optional whitespace"

@@ -381,7 +381,7 @@ def numbered(seed: int, length: int) -> Sequence:
 
 
 def test_a_chunked_window_serves_only_what_continues_it() -> None:
-    """It has dropped what a shorter prefix needs, whatever it says of itself."""
+    """A chunked window has dropped the keys that a shorter prefix needs."""
     layers = [KVCache(), ChunkedKVCache(chunk_size=WINDOW)]
     tokens = numbered(1, 2 * WINDOW)
     read(layers, tokens)

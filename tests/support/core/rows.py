@@ -40,7 +40,7 @@ ROWS = 4
 
 
 def bytes_for(rows: int, longest: int) -> int:
-    """What that many rows of that length take."""
+    """Return the bytes that so many rows of a length take."""
     return cache_bytes(LAYERS, rows=rows, longest=longest)
 
 

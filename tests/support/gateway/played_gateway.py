@@ -99,7 +99,7 @@ class PlayedEvents:
 
     Attributes:
         items: what comes next; an exception ends it.
-        is_closed: whether nobody reads it any longer.
+        is_closed: whether its reader has left.
     """
 
     def __init__(self) -> None:
