@@ -146,8 +146,9 @@ def test_rows_of_a_batch_decode_with_the_kernels_and_answer_alike(
             assert (played.runs > 0) is is_used
             answers.append({key: token_ids(own) for key, own in got.items()})
             played.runs = 0
-            run_rows(engine, [rows[2]])
-            assert played.runs == 0, "a lone row needs no mask"
+            alone = run_rows(engine, [rows[2]])
+            assert (played.runs > 0) is is_used
+            assert token_ids(alone[rows[2].key]) == answers[-1][rows[2].key]
     assert answers[0] == answers[1]
 
 
@@ -169,7 +170,9 @@ def test_only_the_mask_of_the_pass_takes_the_kernels(played: PlayedKernels, keys
     assert runs(q, k, v, mask) == 2
     assert runs(q, k, v, mask & True) == 0, "a model has changed it"
     assert runs(q, k + 1, v, mask) == runs(q, k, v + 1, mask) == 0, "or what was fetched"
-    assert runs(q, k, v, None) == 0
+    assert runs(q, k, v, None) == 0, "of several rows a cache knows what to hide"
+    assert runs(*arrays(1, 4, 2, 64, keys), None) == 2, "one row sees all of its keys"
+    q, k, v = arrays(3, 4, 2, 64, keys)
     assert runs(q, k, v, mask, sinks=mx.zeros(4)) == 0
     assert runs(mx.concatenate([q, q], axis=2), k, v, mask) == 0, "several tokens"
     assert runs(*arrays(3, 4, 2, 96, keys), mask) == 0, "no warp can share out such keys"

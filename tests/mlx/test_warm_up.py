@@ -233,7 +233,7 @@ def test_a_step_of_a_new_shape_has_a_longer_limit_with_cuda(tiny: Path, lives: L
 
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("generation", [1, 2])
-def test_decoding_behind_a_long_prompt_is_compiled_once_after_a_crash_in_idle_time(
+def test_a_long_prompt_is_read_once_after_a_crash_in_idle_time(
     tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch, generation: int
 ) -> None:
     monkeypatch.setattr(mlx_warm_up, "DEEP", 299)
@@ -243,6 +243,23 @@ def test_decoding_behind_a_long_prompt_is_compiled_once_after_a_crash_in_idle_ti
         pass
     assert lives.rows.count(300) == 1
     engine.close()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("free_bytes", "runs"), [(399_999, False), (400_000, True)])
+def test_a_long_prompt_is_read_in_passes_of_the_largest_size_if_these_fit_into_memory(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch, free_bytes: int, runs: bool
+) -> None:
+    monkeypatch.setattr(mlx_warm_up, "SHOWN", ())
+    monkeypatch.setattr(mlx_warm_up, "LARGEST", 64)  # as many as the last of FEW
+    monkeypatch.setattr(mlx_warm_up, "DEEP", 256)
+    monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: free_bytes)
+    taken = {9: 100, 33: 10_000, 65: 100_000}  # bytes of the pass, by the prompt's length
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
+    monkeypatch.setattr(mx, "get_peak_memory", lambda: taken[lives.rows[-1]])
+    lives.load(tiny, max_concurrency=2)
+    assert (257 in lives.rows) is runs, "four times the keys, and as many tokens"
+    assert (lives.read.count(64) > 1) is runs
 
 
 @pytest.mark.usefixtures("cuda")

@@ -41,16 +41,12 @@ CHEAP_S = 0.1
 """A larger pass is only shown if one as large as before is expected to take less than that."""
 
 COMPILED = (32, 128, 384, 512, 1024)
-"""Tokens of the passes whose kernels are compiled, those that are shown later among them.
-
-A row that decodes alone has other kernels behind some hundred keys than behind 128 or 512: cuDNN
-compiles them in 0.4 to 0.8 s, once on each machine.
-"""
+"""Tokens of the passes whose kernels are compiled, those that are shown later among them."""
 
 BURST_TOKENS = 32
 """Of each prompt of the passes over many of them: a burst of short requests."""
 
-USUAL_BURSTS = ((2, 128), (4, 128), (2, 512), (8, 128), (4, 512))
+USUAL_BURSTS = ((2, 128), (4, 128), (2, 512), (8, 128), (4, 512), (2, 1024))
 """Prompts and their tokens of more passes: with these, what the first traffic brings can be padded
 to a shape that has run."""
 
@@ -62,8 +58,8 @@ MOST_TOKENS = 2048
 """Of all prompts of a pass that is run while the worker is idle."""
 
 DEEP = 8192
-"""Tokens of a prompt behind which one row decodes: beyond some thousands of keys attention has
-another kernel, which cuDNN compiles in 0.8 s, in each process."""
+"""Tokens of a prompt that is read in passes of the largest size: what is left of any prompt up to
+this length can be padded to one of their shapes."""
 
 PROMPT_TOKENS = 2
 """Of the rows that only have decoding compiled, because nothing reads their prompts together."""
@@ -170,7 +166,7 @@ class WarmUp:
             is_known = tokens != DEEP and self._batch.has_run(rows, tokens)
             if is_known or not self._fits(tokens, rows=rows):
                 continue
-            self._batch.costs.shows_chunk(tokens, math.inf)
+            self._batch.costs.shows_chunk(min(tokens, LARGEST), math.inf)
             self._run([tokens + 1] * rows)
             return True
         return False
@@ -226,7 +222,7 @@ class WarmUp:
                 self._read_burst(count, tokens, ends_at)
         if self._batch.is_padded and self._batch.clock() < ends_at and self._fits(DEEP):
             self._has_run_deep = True
-            self._batch.costs.shows_chunk(DEEP, math.inf)
+            self._batch.costs.shows_chunk(LARGEST, math.inf)
             self._run([DEEP + 1], ends_at=ends_at)
 
     def _read_burst(self, prompts: int, tokens: int, ends_at: float) -> bool:
@@ -246,9 +242,10 @@ class WarmUp:
     def _fits(self, tokens: int, *, rows: int = 1) -> bool:
         """True if prompts fit into the context, and the pass that reads them into memory.
 
-        A pass takes at most what attention does, which grows with the square of the tokens.
+        A pass takes at most what attention does, which grows with its tokens and with the keys.
         """
-        most_bytes = rows * (tokens / self._largest) ** 2 * self._largest_bytes
+        width = min(tokens, LARGEST)
+        most_bytes = rows * tokens * width / self._largest**2 * self._largest_bytes
         return (
             most_bytes <= self._free_bytes() and tokens + 1 + ANSWER_TOKENS <= self._context_length
         )
