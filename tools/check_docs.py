@@ -1,8 +1,9 @@
 """Checks README and the documents against the code: `python tools/check_docs.py`.
 
 Links lead somewhere, commands and their options exist, so do make's targets and the files that are
-named, every state, error code and command is described somewhere, and the example configuration and
-the schema are those of the code. Prints a line for each problem, and exits with 1 if there is one.
+named, every state, error code, command and key is described somewhere, and the example
+configuration and the schema are those of the code. Prints a line for each problem, and exits with 1
+if there is one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -145,7 +146,14 @@ def wrong_commands(text: str) -> Iterator[str]:
 
 def undescribed() -> Iterator[str]:
     text = "\n".join(document.read_text() for document in DOCUMENTS)
-    for kind, names in (("command", COMMANDS), ("error code", ErrorCode), ("state", State)):
+    keys = sorted({key for table in SECTIONS.values() for key, _ in reference.keys(table)})
+    named: dict[str, Iterable[str]] = {
+        "command": COMMANDS,
+        "error code": ErrorCode,
+        "state": State,
+        "key": keys,
+    }
+    for kind, names in named.items():
         for name in map(str, names):
             if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
                 yield f"the {kind} {name} is described nowhere"

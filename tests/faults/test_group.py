@@ -79,7 +79,7 @@ def test_status_and_why_name_the_host_of_a_lost_rank(daemon: Daemon) -> None:
         assert row(client, "m")["last_exit"]["cause"] == "rank lost"
     assert [(one["rank"], one["state"]) for one in before["ranks"]] == [(0, "ready"), (1, "ready")]
     told = run_cli("why", "m", "--endpoint", daemon.endpoint)
-    assert "was lost: rank 1 (127.0.0.1) was lost with code 137" in " ".join(told.stdout.split())
+    assert "was lost: rank 1 (127.0.0.1) was lost with SIGKILL" in " ".join(told.stdout.split())
 
 
 def test_no_rank_outlives_a_killed_daemon() -> None:

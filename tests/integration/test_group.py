@@ -411,7 +411,7 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
         Processes(worker).follower.kill()
         assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
         cause = worker.log().splitlines()[-1]
-        assert cause == "rank 1 (far) was lost with code 137"  # and no line of its routine
+        assert cause == "rank 1 (far) was lost with SIGKILL"  # and no line of its routine
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from mlxsup.worker.engines.mlx.sampler import (
     pick_tokens,
 )
 
-from support.worker.mlx_draws import drawer, draws_of
+from support.worker.mlx_draws import drawer, draws_of, shape, weigh
 from support.worker.mlx_rows import known_as, loaded_engine, make_row, run_rows
 
 pytestmark = pytest.mark.mlx
@@ -156,6 +157,41 @@ def test_a_row_gets_equal_bits_alone_and_in_any_company_A6(
         assert [token for *_, token in row.got] == [token for *_, token in other.got]
         assert row.got == other.got
         assert len(own) <= 1, "made once for a row that stays alone"
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 2.0},
+    "top_p": {"top_p": 0.5},
+    "top_k": {"top_k": 1},
+    "min_p": {"min_p": 0.5},
+    "xtc_probability": {"xtc_probability": 1.0},
+    "xtc_threshold": {"xtc_probability": 1.0, "xtc_threshold": 0.3},
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "presence_penalty": {"presence_penalty": 1.0},
+    "frequency_penalty": {"frequency_penalty": 1.0},
+    "penalty_window": {"presence_penalty": 1.0, "penalty_window": 1},
+}
+"""A request that uses each parameter of `Sampling`, by its name."""
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Sampling)])
+def test_no_sampling_parameter_is_accepted_and_ignored(name: str) -> None:
+    """Those that change logits must do so without a temperature, too."""
+
+    def logits(asked: dict[str, Any], temperature: float) -> list[float]:
+        row = make_row(1, [1], **{"temperature": temperature} | asked)
+        return shape(row, [0, 1], [2.0, 1.5, 1.0, 0.0])
+
+    assert name in ASKED, "a new parameter needs a request here that uses it"
+    asked = ASKED[name]
+    others = {one: value for one, value in asked.items() if one != name}
+    sampled = logits(asked, 1.0), logits(others, 1.0)
+    weights = [
+        weigh(draws_of(**one), own) for one, own in zip((asked, others), sampled, strict=True)
+    ]
+    assert weights[0] != weights[1]
+    greedy = logits(asked, 0.0), logits(others, 0.0)
+    assert (greedy[0] != greedy[1]) == (sampled[0] != sampled[1])
 
 
 def reference_weights(logprobs: Any, parameters: dict[str, Any]) -> tuple[Any, float]:

@@ -43,6 +43,7 @@ from mlxsup.protocol.flight import (
     RequestStarted,
     WorkerDied,
 )
+from mlxsup.protocol.states import State
 from mlxsup.store import hub_search
 
 from support.daemon.hub_caches import write_repository
@@ -68,6 +69,17 @@ def ask(path: str) -> Response:
 def token_of(answer: Response) -> str:
     (token,) = re.findall(r'<meta name="mlxsup-token" content="([^"]+)">', answer.body.decode())
     return str(token)
+
+
+def test_the_page_has_words_for_every_state_of_a_model() -> None:
+    for name, besides, unnamed in (
+        ("models.js", {"AGAIN"}, set[str]()),
+        ("chat.js", set[str](), {State.READY}),  # the chat says nothing of a model that serves
+    ):
+        found = re.search(r"^const STATES = {(.*?)^};", OWN[name], re.MULTILINE | re.DOTALL)
+        assert found is not None, name
+        named = set(re.findall(r"\b([A-Z]+):", found[1]))
+        assert named == {*State, *besides} - unnamed, name
 
 
 def test_page_forbids_frames_scripts_and_caches() -> None:

@@ -8,6 +8,7 @@ process group; ranks on other hosts see the end of their pipe.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -227,8 +228,20 @@ class Follower:
         if self.greeting is None and has_no_mlxsup(code, said):
             python = self.host.python or sys.executable
             return ExitCode.BAD_LAUNCH, f"{self} has no mlxsup at {python}; set python of this host"
-        ended = f"code {code}" if code >= 0 else f"signal {-code}"
-        return ExitCode.RANK_LOST, f"{self} was lost with {ended}{said}"
+        return ExitCode.RANK_LOST, f"{self} was lost with {_name_end(code)}{said}"
+
+
+def _name_end(code: int) -> str:
+    """Return the signal that ended a rank, or else its exit code.
+
+    Args:
+        code: of its agent, which adds 128 to the number of a signal; negative if a signal has ended
+            the agent itself.
+    """
+    try:
+        return signal.Signals(-code if code < 0 else code - 128).name
+    except ValueError:
+        return f"exit code {code}"
 
 
 def place_on_host(hosts: Sequence[GroupHost], rank: int) -> int:
