@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 OWN_TESTS = ("chaos", "sockets", "soak")
 
 # A short run on a busy machine may take ten times the CPU time of a callback.
-chaos = partial(run_chaos, 60, seed=2, models="a", limit_s=300.0)
+chaos = partial(run_chaos, 30, seed=2, models="a", limit_s=300.0)
 sockets = partial(through_sockets, 400, seed=4, max_call_s=1.0)
 soak = partial(run_soak, 0.0, every_s=0.0)
 

@@ -60,7 +60,9 @@ def import_everything() -> None:
     """Imports the command line, every command, and all that a daemon starts."""
     import mlxsup.cli
     import mlxsup.supervisor.daemon
+    from mlxsup.supervisor.config.tables import FileTable
 
+    FileTable.model_validate({})  # pydantic builds what it validates with at the first use
     for module in pkgutil.walk_packages(mlxsup.cli.__path__, "mlxsup.cli."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -105,12 +107,9 @@ class ForkingPopen(subprocess.Popen[Any]):
 
 
 def is_own(args: Sequence[str]) -> bool:
-    """True for `python -P -m mlxsup.…` in this interpreter, where these can be forked.
-
-    The downloader is not: its library reads the environment when it is imported.
-    """
+    """True for `python -P -m mlxsup.…` in this interpreter, where these can be forked."""
     is_module = [*args[:3]] == [sys.executable, "-P", "-m"] and args[3].startswith("mlxsup.")
-    return CHILDREN_FORK and is_module and args[3] != "mlxsup.downloader"
+    return CHILDREN_FORK and is_module
 
 
 def _run_instead(
@@ -279,6 +278,9 @@ def run(arguments: Sequence[str]) -> None:
     kind, what, *more = (one for one in arguments if one != "-P")
     is_worker = what.startswith("mlxsup.worker")
     vars(subprocess)["Popen"] = POPEN if is_worker else ForkingPopen
+    if what == "mlxsup.downloader":  # its library reads the environment when it is imported
+        for name in [name for name in sys.modules if name.startswith("huggingface_hub")]:
+            del sys.modules[name]
     if kind == "-m":
         sys.argv = [what, *more]
         for name in (what, f"{what}.__main__"):  # it runs anew, with its own name
