@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -26,7 +27,8 @@ import click
 import psutil
 import pytest
 
-from mlxsup.cli import changes, conversion
+from mlxsup.cli import __main__ as cli_main
+from mlxsup.cli import arguments, changes, conversion
 from mlxsup.cli import main as cli
 from mlxsup.cli.arguments import completions, request_called
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
@@ -786,8 +788,8 @@ def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
     config = tmp_path / "c.toml"
     config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
     where = ("--config", str(config))
-    for arguments in (("rm", "--files", "o/n"), ("key", "off")):
-        code, out, err = run(capsys, *arguments, *where)
+    for words in (("rm", "--files", "o/n"), ("key", "off")):
+        code, out, err = run(capsys, *words, *where)
         assert (code, out) == (64, ""), err
         assert err.endswith("hint: add --yes\n")
     assert folder.exists()
@@ -900,6 +902,38 @@ def test_a_shell_is_given_no_word_that_it_would_take_for_more() -> None:
     ids = ["r1", "r-2/x:y", "r;rm -r ~", "r$(id)", "r 1", "-r", "r\n1", ""]
     assert [item.value for item in completions(((id, "") for id in ids), "")] == ids[:2]
     assert [item.value for item in completions(((id, "") for id in ids), "r-")] == ids[1:2]
+
+
+def test_a_shell_is_offered_what_a_command_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = {"rows": [{"id": "r-1"}], "line": [{"id": "r-2"}], "paused_rows": [{"id": "r-3"}]}
+    nothing: dict[str, Any] = {key: [] for key in requests}
+    rows = [
+        {"name": "gen", "state": "READY", "task": "generate", **requests},
+        {"name": "vec", "state": "STOPPED", "task": "embed", **nothing},
+        {"name": "new", "state": "STOPPED", **nothing},
+    ]
+    monkeypatch.setattr(arguments, "ask_status", lambda target: rows)
+
+    def offered(name: str, typed: str = "") -> list[tuple[str, str | None]]:
+        command = load(name)
+        items = command.params[0].shell_complete(click.Context(command), typed)
+        return [(item.value, item.help) for item in items]
+
+    gen, vec, new = ("gen", "READY"), ("vec", "STOPPED"), ("new", "STOPPED")
+    assert offered("unload") == [gen, vec, new]
+    assert (offered("chat"), offered("embed")) == ([gen, new], [vec])
+    listed = [("r-1", "gen, running"), ("r-2", "gen, waiting"), ("r-3", "gen, paused")]
+    assert (offered("attach"), offered("why")) == (listed, [gen, vec, new, *listed])
+    assert offered("attach", "r-2") == listed[1:2]
+
+
+def test_what_is_missing_of_an_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "mlxsup.cli.main", None)
+    with pytest.raises(
+        SystemExit, match=r"missing \(mlxsup.cli.main\)\nhint: install mlxsup again"
+    ):
+        cli_main.run()
 
 
 def test_a_failed_load_that_is_repeated_is_explained_by_why() -> None:
