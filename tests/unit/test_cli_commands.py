@@ -28,11 +28,12 @@ import psutil
 import pytest
 
 from mlxsup.cli import __main__ as cli_main
-from mlxsup.cli import arguments, changes, conversion
+from mlxsup.cli import arguments, changes, connection, conversion
 from mlxsup.cli import main as cli
 from mlxsup.cli.arguments import completions, request_called
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import add as commands_add
+from mlxsup.cli.commands import embed as commands_embed
 from mlxsup.cli.commands import key as commands_key
 from mlxsup.cli.commands import lifecycle
 from mlxsup.cli.commands import logs as commands_logs
@@ -46,12 +47,13 @@ from mlxsup.cli.commands.search import fits
 from mlxsup.cli.commands.settings import effect_of
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.configuration import optional_configuration
-from mlxsup.cli.connection import explain_request_error
+from mlxsup.cli.connection import Target, explain_request_error
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.client import RequestError
+from mlxsup.client.vectors import Embeddings
 from mlxsup.protocol.download import FoundRepository
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
@@ -228,6 +230,13 @@ def test_as_many_lines_of_a_previous_process_are_shown_as_are_asked_for(
     path = tmp_path / "m.log"
     path.write_text("\n".join([RULE_1, OLD, RULE_2, NEW, ""]))
     assert selected(path, count, None, is_previous=True) == expected
+
+
+def test_a_follower_begins_with_lines_that_it_does_not_show_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    path.write_text(f"{OLD}\n{NEW}\n")
+    for since_s in (None, 1e12):
+        assert selected(path, None, since_s, end=len(OLD) + 1) == [OLD]
 
 
 TAKERS = [(why, "report"), (init, "file")]
@@ -569,6 +578,7 @@ def test_the_script_of_a_shell_is_the_same_for_programs(
     _, script, _ = run(capsys, "completion", shell)
     _, out, _ = run(capsys, "completion", shell, "--json")
     assert json.loads(out)["script"] == script.removesuffix("\n")
+    assert f"{cli.COMPLETE_VARIABLE}={shell}_complete" in script, "what `main` looks for"
 
 
 def test_load_of_an_adapter_loads_its_model(
@@ -640,6 +650,19 @@ def test_a_conversion_needs_room_for_what_it_writes(
     refused = nullcontext() if is_enough else pytest.raises(CliError, match="has only")
     with refused:
         conversion._check_room(tmp_path, tmp_path / "new", bits, "again")
+
+
+@pytest.mark.parametrize("options", [[], ["--quantize"], ["--bits", "8"]])
+def test_a_conversion_that_is_refused_is_repeated_with_its_options(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: list[str],
+) -> None:
+    monkeypatch.setattr(conversion, "_source", lambda given: tmp_path)
+    code, _, err = run(capsys, "convert", "o/n", str(tmp_path), *options)
+    repeated = " ".join(["mlxsup convert o/n TARGET", *options])
+    assert (code, err.endswith(f"hint: choose another folder: `{repeated}`\n")) == (1, True)
 
 
 def test_the_last_error_of_a_conversion_is_that_of_the_command() -> None:
@@ -764,6 +787,17 @@ def test_where_http_is_served_by_option_decides_whether_keys_stay_necessary(
     config.write_text('[supervisor]\nruntime_dir = "run"\n')
     code, _, err = run(capsys, "key", "off", "--yes", "--config", str(config))
     assert (code, err.startswith(says)) == (0, True)
+
+
+def test_the_file_of_a_daemon_that_is_named_by_its_endpoint_decides_as_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[gateway]\nlisten = "0.0.0.0:8484"\n')
+    status = {"config_path": str(config), "gateway": None}
+    monkeypatch.setattr(commands_key, "status_of_daemon", lambda target: status)
+    need = commands_key._need(Target(endpoint=NOWHERE))
+    assert need.startswith("keys stay necessary, because gateway.listen")
 
 
 def test_stop_succeeds_if_no_daemon_runs_and_names_no_option_for_a_model(
@@ -925,6 +959,52 @@ def test_a_shell_is_offered_what_a_command_takes(monkeypatch: pytest.MonkeyPatch
     listed = [("r-1", "gen, running"), ("r-2", "gen, waiting"), ("r-3", "gen, paused")]
     assert (offered("attach"), offered("why")) == (listed, [gen, vec, new, *listed])
     assert offered("attach", "r-2") == listed[1:2]
+
+
+def test_attach_follows_the_request_that_was_the_last_one_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its id: `last` may be another one soon."""
+    request = {"id": "r-9", "number": "#12", "model": "m", "state": "answering"}
+    attach = Mock(side_effect=KeyboardInterrupt)
+    daemon = SimpleNamespace(
+        requests=lambda: {"requests": [request]}, attach=attach, close=lambda: None
+    )
+    monkeypatch.setattr(connection, "connect", lambda target: nullcontext(daemon))
+    code, _, err = run(capsys, "attach", "last")
+    assert (code, attach.call_args.args) == (130, ("r-9",))
+    assert "`mlxsup attach r-9` shows it again" in err
+
+
+def test_embed_passes_on_what_it_was_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Embeddings(vectors=[[1.0, 2.0]])
+    daemon = SimpleNamespace(embed=Mock(return_value=found))
+    monkeypatch.setattr(commands_embed, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(commands_embed, "served_name", lambda model, *_, **__: (model, {}))
+    options = ("--dimensions", "2", "--input-type", "query", "--truncate", "--timeout", "5m")
+    more = ("--priority", "batch", "--client", "ci", "--keep-alive", "-1")
+    assert run(capsys, "embed", "m", "tide", *options, *more)[:2] == (0, "[1, 2]\n")
+    daemon.embed.assert_called_once_with(
+        "m", ["tide"], dimensions=2, input_type="query", truncate=True, timeout_s=300.0,
+        priority="batch", client="ci", keep_alive=-1.0,
+    )  # fmt: skip
+
+
+def test_a_model_whose_entry_pools_makes_embeddings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "llama"}')
+    for pooling, makes in (("", ["text"]), ('pooling = "mean"\n', ["embeddings"])):
+        config = tmp_path / "c.toml"
+        config.write_text(f'[models.m]\npath = "m"\n{pooling}')
+        code, out, _ = run(capsys, "models", "--json", "--config", str(config))
+        [row] = json.loads(out)["models"]
+        assert (code, row["capabilities"]) == (0, makes)
 
 
 def test_what_is_missing_of_an_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
