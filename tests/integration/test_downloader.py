@@ -416,6 +416,7 @@ NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "without a revis
     ("path", "fault", "expected"),
     [
         (LISTING, Fault(status=401), REFUSED),
+        (LISTING, Fault(status=403), REFUSED),
         (LISTING, Fault(status=401, headers=WRONG_TOKEN), REFUSED),
         (LISTING, coded(401, "RepoNotFound"), PRIVATE),
         (LISTING, coded(403, "GatedRepo"), GATED),

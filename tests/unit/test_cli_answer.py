@@ -272,3 +272,13 @@ def test_no_line_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     seen.screen.end_text()
     assert cast(Glass, seen.glass).lines == ["half", ""]
     assert cast(Glass, seen.glass).column == 0
+
+
+def test_an_answer_that_ends_its_line_is_followed_by_no_empty_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for text, lines in (("one\n", ["one", ""]), ("one", ["one", ""])):
+        seen = Answer(monkeypatch)
+        seen.say(text)
+        seen.screen.end_text()
+        assert seen.lines == lines

