@@ -1060,8 +1060,8 @@ def test_a_signal_that_the_shell_has_switched_off_stays_so(
 ) -> None:
     """As `nohup` does."""
     monkeypatch.setattr(keyboard, "_is_ours", lambda: True)
-    monkeypatch.setattr(keyboard.termios, "tcgetattr", lambda _: [])
-    monkeypatch.setattr(keyboard.termios, "tcsetattr", lambda *_: None)
+    monkeypatch.setattr("termios.tcgetattr", lambda _: [])
+    monkeypatch.setattr("termios.tcsetattr", lambda *_: None)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     hidden = keyboard.Keyboard()
     try:

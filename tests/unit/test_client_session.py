@@ -474,7 +474,11 @@ def test_cancelled_request_for_vectors_may_be_sent_again() -> None:
 
 
 def test_vectors_and_rankings_keep_what_the_answer_says_of_itself() -> None:
-    about = {"usage": Usage(prompt_tokens=5), "timings": Timings(total_s=2.0), "resumed": 2}
+    about: dict[str, Any] = {
+        "usage": Usage(prompt_tokens=5),
+        "timings": Timings(total_s=2.0),
+        "resumed": 2,
+    }
     vectors = [pack_vector([0.5])]
     result = Result(
         text="", finish_reason=FinishReason.STOP, token_ids=[0], vectors=vectors, **about
