@@ -566,7 +566,9 @@ def test_init_leaves_out_what_cannot_be_loaded_and_what_does_not_fit(
     ]
     monkeypatch.setattr("mlxsup.cli.commands.plan.plan_of_folders", lambda *_: {"models": models})
     rows = [{"title": name, "path": str(tmp_path)} for name in ("bad", "large", "right", "new")]
-    assert [(one["name"], one["fits"], one["verdict"]) for one in _entries(rows, Output())] == [
+    entries = _entries(rows, Output())
+    assert [one["needed_bytes"] for one in entries] == [None, 2**30, 2**30, None]
+    assert [(one["name"], one["fits"], one["verdict"]) for one in entries] == [
         ("bad", False, "Cannot be loaded: it is odd"),
         ("large", False, "Does not fit: needs 512.0 MiB more memory"),
         ("right", True, "Fits into memory"),
