@@ -256,12 +256,15 @@ def test_file_refused_for_a_while_arrives(hub: LocalHub, tmp_path: Path) -> None
     assert contents(snapshot(tmp_path)) == NEEDED
 
 
-def test_digest_is_compared_although_the_process_before_died(hub: LocalHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("revision", ["main", COMMIT])
+def test_digest_is_compared_although_the_process_before_died(
+    hub: LocalHub, tmp_path: Path, revision: str
+) -> None:
     assert isinstance(end_of(), DownloadDone)
-    (repo_folder(tmp_path) / "refs" / "main").unlink()  # it is written last
+    (repo_folder(tmp_path) / "refs" / "main").unlink()  # it is written last, and not of a commit
     blob = repo_folder(tmp_path) / "blobs" / digest(WEIGHTS)
     blob.write_bytes(bytes(len(WEIGHTS)))
-    assert isinstance(end_of(), DownloadDone)
+    fetch(Repository(REPO, revision), lambda report: None)
     assert contents(snapshot(tmp_path)) == NEEDED
 
 
@@ -416,6 +419,7 @@ NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "without a revis
     ("path", "fault", "expected"),
     [
         (LISTING, Fault(status=401), REFUSED),
+        (LISTING, Fault(status=403), REFUSED),
         (LISTING, Fault(status=401, headers=WRONG_TOKEN), REFUSED),
         (LISTING, coded(401, "RepoNotFound"), PRIVATE),
         (LISTING, coded(403, "GatedRepo"), GATED),

@@ -17,11 +17,14 @@ from mlxsup.cli.terminal.answer import (
     cancelled_text,
     column_after,
     empty_remark,
+    result_map,
 )
 from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.text import cell_len
 from mlxsup.cli.terminal.writer import GuardedStream
 from mlxsup.client import Notice, NoticeKind, Result
+from mlxsup.protocol.client_messages import Usage
+from mlxsup.protocol.states import FinishReason
 
 COLUMNS = 20
 SEQUENCE = re.compile(r"\x1b\[(\d*)([A-Za-z])|(.|\n)")
@@ -272,3 +275,22 @@ def test_no_line_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     seen.screen.end_text()
     assert cast(Glass, seen.glass).lines == ["half", ""]
     assert cast(Glass, seen.glass).column == 0
+
+
+def test_an_answer_that_ends_its_line_is_followed_by_no_empty_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for text, lines in (("one\n", ["one", ""]), ("one", ["one", ""])):
+        seen = Answer(monkeypatch)
+        seen.say(text)
+        seen.screen.end_text()
+        assert seen.lines == lines
+
+
+def test_a_result_for_programs_has_no_vectors_and_counts_guesses_only_if_there_were_some() -> None:
+    for drafted in (0, 3):
+        usage = Usage(completion_tokens=5, drafted=drafted)
+        result = Result(text="a", finish_reason=FinishReason.STOP, usage=usage)
+        value = result_map("m", "r-1", result)
+        assert (value["model"], value["request_id"], value["text"]) == ("m", "r-1", "a")
+        assert ("vectors" in value, "drafted" in value["usage"]) == (False, drafted > 0)

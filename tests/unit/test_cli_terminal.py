@@ -504,3 +504,15 @@ def test_debug_says_what_requests_cost_each_other(
     shown = [line for _, found in traffic({"models": [{"name": "a", **figures}]}) for line in found]
     assert len(shown) == len(lines)
     assert all(part in line for part, line in zip(lines, shown, strict=True))
+
+
+def test_a_path_or_an_option_is_not_broken_at_its_hyphens() -> None:
+    assert wrapped("run it with --no-color", 17) == ["run it with", "--no-color"]
+
+
+@pytest.mark.parametrize("detail", [{}, {"done": 0, "total": 0}, {"done": "3", "total": None}])
+def test_a_prompt_whose_length_is_not_said_is_no_error(detail: dict[str, Any]) -> None:
+    """A daemon of another version may say less."""
+    notice = Notice(kind=NoticeKind.PREFILLING, detail=detail)
+    assert notice_text(notice, has_bar=True).endswith("0 of 1 token (0%)")
+    assert "(0%)" in notice_text(notice, is_interrupted=True)

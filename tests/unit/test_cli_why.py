@@ -417,6 +417,9 @@ def test_a_number_of_a_daemon_that_has_gone_is_no_open_request_of_another(tmp_pa
         run.is_alive = is_alive
         [told] = stories_of(known, "1", NOW)
         assert says in told.sentences[0]
+    run.is_alive, open_now["id"], open_now["number"] = True, told.name, "#9"
+    [told] = stories_of(known, told.name, NOW)
+    assert told.sentences[0].endswith(" is open"), "the open one is another of this id"
 
 
 def test_the_advice_about_an_error_names_the_model() -> None:

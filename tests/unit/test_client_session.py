@@ -13,7 +13,7 @@ from mlxsup.client.errors import ConnectionLost, RequestError, SubscriptionClose
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import BUSY_LIMIT_S, DOUBT_S, SILENCE_LIMIT_S, Item, Outcome, Session
 from mlxsup.client.tool_calls import NO_ARGUMENTS, NO_CALL
-from mlxsup.client.vectors import embeddings_of, ranked
+from mlxsup.client.vectors import embeddings_of, ranked, ranking_of
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
@@ -471,3 +471,17 @@ def test_cancelled_request_for_vectors_may_be_sent_again() -> None:
     with pytest.raises(RequestError, match="cancelled before all of its texts") as caught:
         ranked(vectors_of([0], 0.5, finish_reason=FinishReason.CANCELLED))
     assert caught.value.retryable
+
+
+def test_vectors_and_rankings_keep_what_the_answer_says_of_itself() -> None:
+    about: dict[str, Any] = {
+        "usage": Usage(prompt_tokens=5),
+        "timings": Timings(total_s=2.0),
+        "resumed": 2,
+    }
+    vectors = [pack_vector([0.5])]
+    result = Result(
+        text="", finish_reason=FinishReason.STOP, token_ids=[0], vectors=vectors, **about
+    )
+    for found in (embeddings_of(result), ranking_of(result, None)):
+        assert {name: getattr(found, name) for name in about} == about

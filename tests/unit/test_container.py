@@ -41,7 +41,9 @@ def test_first_start_adds_the_models_and_makes_one_key_for_its_owner_alone(tmp_p
 
 def test_healthcheck_is_a_command() -> None:
     [words] = re.findall(r"^    CMD \[(.*)\]$", DOCKERFILE, re.MULTILINE)
-    assert wrong_command(re.findall(r'"([^"]*)"', words)[1:]) is None
+    command = re.findall(r'"([^"]*)"', words)[1:]
+    assert wrong_command(command) is None
+    assert "--check" in command, "without it, `status` succeeds whatever it shows"
 
 
 def test_backend_is_an_extra_and_every_source_of_the_build_is_let_in() -> None:

@@ -321,6 +321,11 @@ SITUATIONS = {
         loaded="a", contexts={"a": 1024, "b": 0}, missing={"b": 2 * GIB + GROWTH},
         change="remove b: it alone needs 10.25 GiB, but the budget is 8.00 GiB",
     ),
+    "a model that is too large with this context": Situation(
+        models=[candidate("a", need(7 * GIB, least=4096))], budget_bytes=8 * GIB,
+        loaded="", contexts={"a": 768}, missing={"a": 3 * GIB + GROWTH},
+        change="set a smaller context_length for a, or remove a: it alone needs",
+    ),
     "two models that are too large for the machine": Situation(
         models=[candidate("a", need(9 * GIB)), candidate("b", need(10 * GIB))],
         budget_bytes=8 * GIB,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -321,3 +322,20 @@ def test_host_that_cannot_run_mlxsup_is_told_from_one_whose_process_failed(
     code: int, last_line: str, has_none: bool
 ) -> None:
     assert has_no_mlxsup(code, last_line) is has_none
+
+
+def test_a_host_is_asked_about_its_own_folder_or_else_that_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[str]] = []
+
+    def refuse(command: list[str], **_: object) -> None:
+        asked.append(command)
+        raise OSError(errno.ENOENT, "no such program")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    for path, expected in (("/own", "/own"), ("", "/models/m")):
+        host = GroupHost(ssh="", address="a", path=path)
+        answer = host_checks.ask(LaunchSettings(path="/models/m"), host, 1)
+        assert answer.problem.endswith("cannot be run: no such program")
+        assert {"/own", "/models/m"} & {*asked[-1]} == {expected}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 import shutil
@@ -33,6 +34,8 @@ def test_the_service_is_the_job_that_service_install_writes() -> None:
     assert re.findall(r"^    keep_alive (.*)$", TEXT, re.MULTILINE) == ["successful_exit: false"]
     [kind] = re.findall(r"^    process_type :(.*)$", TEXT, re.MULTILINE)
     assert kind == job["ProcessType"].lower()
+    outputs = re.findall(r"^    (?:error_)?log_path (.*)$", TEXT, re.MULTILINE)
+    assert (len(outputs), len(set(outputs))) == (2, 1), "what it prints, and its errors"
 
 
 def test_the_commands_that_it_runs_exist() -> None:
@@ -114,3 +117,16 @@ def test_it_keeps_the_rules_of_brew_audit() -> None:
 def test_ruby_can_read_it() -> None:
     done = subprocess.run(["ruby", "-c", str(FORMULA)], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_file_of_a_release_has_a_checksum(
+    release: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(release, "DIST", tmp_path)
+    for name in ("m-1.whl", "m-1.tar.gz", ".gitignore"):
+        (tmp_path / name).write_text(name)
+    release.write_checksums()
+    lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
+    assert [line.split() for line in lines] == [
+        [hashlib.sha256(name.encode()).hexdigest(), name] for name in ("m-1.tar.gz", "m-1.whl")
+    ]

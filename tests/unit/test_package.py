@@ -25,6 +25,7 @@ print(mlxsup.__version__, others, heavy)
 
 def test_the_client_and_the_version_come_from_the_package_itself() -> None:
     assert mlxsup.__version__ == VERSION
+    assert {"AsyncClient", "Client", "ConnectionLost", "RequestError"} < set(mlxsup.__all__)
     for name in mlxsup.__all__:
         assert name in dir(mlxsup)
         if name != "__version__":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlxsup.client import pictures as client_pictures
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body, encode_body
 from mlxsup.protocol.errors import RemoteError
@@ -73,3 +74,10 @@ def test_the_text_of_a_picture_is_a_mark_in_its_place() -> None:
     assert [one["content"] for one in marked] == [[LOOK, mark, LOOK], "a", [mark]]
     assert files == [("messages[0].content[1]", b"1"), ("x", b"2")]
     assert messages[0]["content"][1] == _image(b"1"), "the caller's are left alone"
+
+
+def test_a_picture_may_have_as_many_bytes_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_pictures, "MAX_IMAGE_BYTES", 8)
+    begin = b"\x89PNG\r\n\x1a\n"
+    assert client_pictures.picture_problem(begin) == ""
+    assert "of at most" in client_pictures.picture_problem(begin + b"x")

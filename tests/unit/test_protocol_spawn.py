@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
+import signal
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mlxsup.downloader import __main__ as downloader
 from mlxsup.protocol.codec import MAX_LINE_BYTES, read_line, to_line
 from mlxsup.protocol.download import (
     DownloadDone,
@@ -241,3 +245,15 @@ def test_outages_and_faults_of_a_download_pass(problem: DownloadProblem) -> None
 def test_the_url_of_an_address_opens_on_this_machine(listens: str, opens: str) -> None:
     address = Address.parse(listens)
     assert (str(address), address.url) == (listens, opens)
+
+
+def test_a_download_leaves_an_interrupt_of_the_terminal_to_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"no spec\n")))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert downloader.run() == downloader.BAD_SPEC_EXIT
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

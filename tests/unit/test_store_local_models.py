@@ -78,7 +78,7 @@ def test_models_that_cannot_be_served_have_a_problem(
     write_repository(hub, "a/empty", {})
     sorts = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
     write_repository(hub, "a/sorts", {**MODEL, "config.json": json.dumps(sorts).encode()})
-    write_folder(tmp_path / ".lmstudio/models/b/gguf", GGUF)
+    write_folder(tmp_path / ".lmstudio/models/b/gguf", {"M.GGUF": b"GGUF"})
     problems = {
         title: model.problem.text if model.problem else ""
         for title, model in found_models().items()

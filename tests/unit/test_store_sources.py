@@ -77,6 +77,7 @@ def test_copy_of_lm_studio_is_used_instead_of_a_download(home: Path) -> None:
         source = find_source(named)
         assert (source.folder, source.repo) == (folder, ""), named
     assert find_source("a/Other") == Source(title="a/Other", folder=None, repo="a/Other")
+    assert find_source("https://h.example/a/One/tree/v2", "v3").revision == "v3"
     other = find_source("https://h.example/a/One/tree/v2")
     assert (other.folder, other.revision) == (None, "v2"), "its revision is not known"
     (folder / "model.safetensors").unlink()

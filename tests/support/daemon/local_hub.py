@@ -132,6 +132,8 @@ class LocalHub:
             for commit, files in commits.items():
                 if path == f"/api/models/{repo}/tree/{commit}":
                     return [self._entry(repo, name, content) for name, content in files.items()]
+                if path == f"/api/models/{repo}/revision/{commit}":
+                    return {"id": repo, "sha": commit, "siblings": []}
             if path in (f"/api/models/{repo}", f"/api/models/{repo}/revision/main"):
                 return {"id": repo, "sha": list(commits)[-1], "siblings": []}
         return None
