@@ -610,8 +610,8 @@ def test_a_mistake_or_a_broken_call_does_not_take_the_next_one_along() -> None:
     twice = [("f", {"content": "See <parameter=x>."})] * 2
     assert read(rules_of(QWEN), text, step=1) == (twice, "", "", [])
     broken, call = said(JSON, "{nonsense}"), said(JSON, in_json("f", A))
-    assert read(rules_of(JSON), f"{broken}\n{call}", step=1) == (
-        [("f", A)], f"{broken}\n", "", [UNREADABLE_CALL],
+    assert read(rules_of(JSON), f"{broken}\n{broken}\n{call}", step=1) == (
+        [("f", A)], f"{broken}\n{broken}\n", "", [UNREADABLE_CALL],
     )  # fmt: skip
 
 
