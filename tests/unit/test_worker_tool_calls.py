@@ -678,6 +678,7 @@ def test_harmony_reads_a_string_that_holds_its_marks() -> None:
         ("[1, 2", {"type": "array"}, "[1, 2"),
         ("[1]", {"type": "string"}, "[1]"),
         ("[1]", {"$ref": "#/$defs/Numbers"}, [1]),
+        ("[1]", {"$ref": "#/$defs/a~1b~01"}, "[1]"),
         ("[1]", {"allOf": [{"$ref": "#/$defs/Numbers"}]}, [1]),
         ("x", {"$ref": "#/$defs/Itself"}, "x"),
         ("x", {"$ref": "#/nowhere"}, "x"),
@@ -694,7 +695,11 @@ def test_a_text_becomes_a_value_of_the_type_that_its_schema_allows(
     text: str, schema: Any, value: Any
 ) -> None:
     root = {
-        "$defs": {"Numbers": {"type": "array"}, "Itself": {"$ref": "#/$defs/Itself"}},
+        "$defs": {
+            "Numbers": {"type": "array"},
+            "a/b~1": {"type": "string"},
+            "Itself": {"$ref": "#/$defs/Itself"},
+        },
         "properties": {"a": schema},
     }
     seen = value_of(text, schema, root)
