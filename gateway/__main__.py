@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.gateway import GatewaySpec
 
-from .server import ORPHANED_EXIT, serve
+from .server import serve
 
 BAD_SPEC_EXIT = 64
 
@@ -21,8 +20,6 @@ def run() -> int:
     except ValueError as error:
         print(f"mlxsup gateway: {error}; `mlxsup start --http` starts one", file=sys.stderr)
         return BAD_SPEC_EXIT
-    if os.getppid() != spec.supervisor_pid:
-        return ORPHANED_EXIT
     serve(spec)
     return 0
 

@@ -164,7 +164,6 @@ class GatewaySpec:
         port: the port that it listens at.
         listener: the descriptor of the listening socket.
         beat_pipe: the descriptor to which its event loop writes a byte every `BEAT_S` seconds.
-        supervisor_pid: the process whose death it watches for.
         key_file: has the keys that it takes.
         key_mark: says whether keys were in force.
         has_had_keys: whether they were in force under this supervisor.
@@ -177,7 +176,6 @@ class GatewaySpec:
     port: int
     listener: int
     beat_pipe: int
-    supervisor_pid: int
     key_file: str
     key_mark: str
     has_had_keys: bool = False

@@ -185,7 +185,6 @@ class GatewayKeeper:
             port=address.port,
             listener=listener.fileno(),
             beat_pipe=beat_pipe,
-            supervisor_pid=os.getpid(),
             key_file=str(self._keys.file),
             key_mark=str(self._keys.mark),
             has_had_keys=self._has_had_keys,

@@ -162,6 +162,14 @@ def test_sigterm_when_idle_and_sigint_ignored() -> None:
         assert worker.exit_code() == 143
 
 
+def test_it_logs_from_the_level_of_its_spec_on() -> None:
+    for level, is_silent in (("info", False), ("warning", True)):
+        with WorkerHarness(is_new=False, log_level=level) as worker:
+            worker.wait_until_ready()
+            assert worker.ask_for_exit() == 0
+            assert (worker.log() == "") == is_silent, worker.log()
+
+
 def test_sighup_ends_it_by_its_default() -> None:
     with WorkerHarness(is_new=False) as worker:
         worker.wait_until_ready()

@@ -184,13 +184,13 @@ def test_encoder_looks_at_a_long_text_in_parts(
     assert set(scored) == {16, 8}
 
 
-def make_two_sided(folder: Path) -> Path:
+def make_two_sided(folder: Path, mode: str = "mean_tokens", **changes: Any) -> Path:
     """Write a decoder whose tokens see both sides, as EmbeddingGemma's do."""
     make_model(folder, "gemma3_text")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"use_bidirectional_attention": True}
+    config |= {"use_bidirectional_attention": True, **changes}
     (folder / "config.json").write_text(json.dumps(config))
-    write_modules(folder, "mean_tokens")
+    write_modules(folder, mode)
     return folder
 
 
@@ -204,6 +204,18 @@ def test_two_sided_decoder_reads_a_long_text_in_blocks(
     np.testing.assert_allclose(loaded.vectors(texts), whole, atol=1e-5)
     others = loaded.vectors([[*LONG[:-2], 7, 9], [*LONG[:48], 7, 9]])
     assert abs(np.array(others) - whole).max() > 1e-3, "the first tokens see the last"
+
+
+def test_two_sided_window_is_half_on_each_side(tmp_path: Path) -> None:
+    narrow = {"sliding_window": 2, "sliding_window_pattern": 99}  # no layer sees the whole text
+    loaded = Loaded(make_two_sided(tmp_path / "m", "lasttoken", **narrow))
+    reach = len(loaded.engine._model.inner.model.layers)  # type: ignore[union-attr]
+    (whole,) = loaded.vectors([LONG])
+    for distance, is_seen in ((reach, True), (reach + 1, False)):
+        text = list(LONG)
+        text[-1 - distance] = 20
+        (other,) = loaded.vectors([text])
+        assert (abs(np.array(other) - whole).max() > 1e-6) == is_seen, distance
 
 
 @pytest.mark.parametrize(("name", "block"), [("modernbert", 64), ("two-sided", 64), ("qwen3", 16)])

@@ -247,3 +247,24 @@ def test_lower_limits_of_the_user_end_nothing(tmp_path: Path, kind: str, most: i
         check=True,
     ).stdout
     assert "does not exist" in json.loads(said)["problem"]
+
+
+def test_what_a_models_files_print_is_no_answer() -> None:
+    script = (
+        "import os\n"
+        "from mlxsup.worker.engines.mlx import estimate\n"
+        "def estimate_noisily(path):\n"
+        "    print('noise', flush=True)\n"
+        "    os.write(1, b'noise')\n"
+        "    raise estimate.BadModelError('bad')\n"
+        "estimate.estimate = estimate_noisily\n"
+        "estimate.main()\n"
+    )
+    question = json.dumps({"number": 1, "path": "m", "key": "k"}) + "\n"
+    said = subprocess.run(
+        [sys.executable, "-c", script, str(os.getpid())],
+        input=question.encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    assert json.loads(said) == {"number": 1, "memory": None, "problem": "bad"}

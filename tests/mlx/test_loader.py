@@ -530,18 +530,25 @@ def test_a_machine_without_mlx_is_said_so(tiny: Path, monkeypatch: pytest.Monkey
         load_with(tiny)
 
 
-def test_a_machine_without_the_library_of_mlx_is_told_what_to_install(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("library", "said"),
+    [
+        ("libmlx.so", r"pip install 'mlxsup\[cpu\]', or 'mlxsup\[cuda\]'"),
+        ("libcudart.so.13", r"here: libcudart\.so\.13: cannot open"),
+    ],
+)
+def test_a_machine_without_a_library_is_told_which_or_what_to_install(
+    library: str, said: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Finder:
         def find_spec(self, name: str, *_: object) -> None:
             if name == "mlxsup.worker.engines.mlx.limits":
-                said = "libmlx.so: cannot open shared object file: No such file or directory"
-                raise ImportError(said)
+                cause = "cannot open shared object file: No such file or directory"
+                raise ImportError(f"{library}: {cause}")
 
     monkeypatch.delitem(sys.modules, "mlxsup.worker.engines.mlx.limits", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    with pytest.raises(NoDeviceError, match=r"pip install 'mlxsup\[cpu\]', or 'mlxsup\[cuda\]'"):
+    with pytest.raises(NoDeviceError, match=said):
         load_with(tiny)
 
 

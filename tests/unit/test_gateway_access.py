@@ -382,13 +382,22 @@ def test_preflight_needs_no_key(place: KeyPlace) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "ai.example", "AI.example:443", "[2001:db8::1]:80", "127.0.0.9:1",
+        "ai.example", "AI.example:443", "[2001:db8::1]:80",
         "localhost", "LOCALHOST:1", "127.0.0.1:8484", "[::1]:8484",
     ],
 )  # fmt: skip
 def test_listed_host_and_own_ones_are_let_in(host: str) -> None:
     hosts = ("Ai.Example", "[2001:db8::1]")
     site = Site(PlayedDaemon(), "127.0.0.9", hosts=hosts)
+    assert asyncio.run(site.ask("GET", "/health", headers={"host": host})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("own", "host"),
+    [("127.0.0.9", "127.0.0.9:1"), ("0:0:0:0:0:0:0:1", "[0:0:0:0:0:0:0:1]:8484")],
+)
+def test_address_that_it_listens_at_is_let_in(own: str, host: str) -> None:
+    site = Site(PlayedDaemon(), own)
     assert asyncio.run(site.ask("GET", "/health", headers={"host": host})).status == 200
 
 

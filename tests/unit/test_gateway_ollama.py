@@ -472,6 +472,12 @@ def test_lm_studio_lists_models(daemon: PlayedDaemon) -> None:
     assert (stopped["state"], "loaded_context_length" in stopped) == ("not-loaded", False)
 
 
+@pytest.mark.parametrize("path", ["/api/v0/models/nope", "/api/v0/nope", "/api/v1/nope"])
+def test_errors_of_lm_studios_paths_are_those_of_openai(daemon: PlayedDaemon, path: str) -> None:
+    response = asyncio.run(Site(daemon).ask("GET", path))
+    assert (response.status, response.error["type"]) == (404, "invalid_request_error")
+
+
 # ---------------------------------------------------------------- paths
 
 

@@ -80,7 +80,9 @@ def test_it_needs_no_key_but_the_right_host(tmp_path: Path, path: str) -> None:
 
 
 def test_the_page_has_every_path_and_field_of_the_document() -> None:
-    said = asyncio.run(Site(PlayedDaemon()).ask("GET", "/docs")).body.decode()
+    page = asyncio.run(Site(PlayedDaemon()).ask("GET", "/docs"))
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    said = page.body.decode()
     for path, methods in document()["paths"].items():
         for method, one in methods.items():
             assert f"<h2>{method.upper()} {path}</h2>" in said

@@ -86,6 +86,9 @@ CHATS: list[tuple[Api, dict[str, Any], list[Any]]] = [
     (Api.MESSAGE, {"messages": [USED, user({"type": "tool_result", "tool_use_id": "c", "content": [
         LOOK, source(PNG_BASE64)]})]},
      [LOOK, shown(PNG, "messages[1].content[0].content[1]")]),
+    (Api.MESSAGE, {"messages": [USED, user({"type": "tool_result", "tool_use_id": "c",
+                                            "is_error": True, "content": [source(PNG_BASE64)]})]},
+     [{"type": "text", "text": "error: "}, shown(PNG, "messages[1].content[0].content[0]")]),
     (Api.COUNT, {"messages": [user(source(PNG_BASE64))]},
      [shown(PNG, "messages[0].content[0]")]),
 ]  # fmt: skip

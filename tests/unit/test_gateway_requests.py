@@ -253,7 +253,8 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
             {"type": "allowed_tools", "mode": "auto",
              "tools": [FUNCTION_NAMED, {"type": "web_search"}]})),
         {"text": {"format": {"type": "poem"}}}, {"text": {"verbosity": "low"}},
-        {"include": ["message.output_text.logprobs"]}, {"truncation": "auto"}, {"client": "bob"},
+        {"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2},
+        {"truncation": "auto"}, {"client": "bob"},
     ],
     Api.MESSAGE: [
         {"temperature": 0.5, "top_k": 3, "stop_sequences": ["x"], "stream": True,

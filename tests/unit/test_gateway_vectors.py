@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.client import Delta, FinishReason, RequestError, Result, Usage
+from mlxsup.client import Delta, FinishReason, RequestError, Result, Timings, Usage
 from mlxsup.gateway.converter import Api, encode_ask, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.protocol.codec import decode_body
@@ -85,7 +85,7 @@ def answered(path: str, body: dict[str, Any], *vectors: list[float]) -> dict[str
         for number, vector in zip(numbers, packed, strict=True)
     ]
     end = Result(text="", finish_reason=FinishReason.STOP, token_ids=numbers, vectors=packed,
-                 usage=Usage(prompt_tokens=7))  # fmt: skip
+                 usage=Usage(prompt_tokens=7), timings=Timings(total_s=1.5))  # fmt: skip
     response = asyncio.run(Site(PlayedDaemon([*pieces, end])).ask("POST", path, body))
     assert response.status == 200, response
     found: dict[str, Any] = json.loads(response.body)
@@ -107,7 +107,7 @@ def test_openai_gets_vectors_in_the_order_of_the_texts() -> None:
 def test_ollama_gets_its_own_forms() -> None:
     found = answered("/api/embed", {"model": "m", "input": ["a", "b"]}, *VECTORS)
     assert found["embeddings"][1] == pytest.approx(VECTORS[1])
-    assert found["prompt_eval_count"] == 7
+    assert (found["prompt_eval_count"], found["total_duration"]) == (7, 1_500_000_000)
     one = answered("/api/embeddings", {"model": "m", "prompt": "a"}, VECTORS[0])
     assert one == {"embedding": pytest.approx(VECTORS[0])}
 

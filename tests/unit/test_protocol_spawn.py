@@ -81,7 +81,7 @@ def test_processes_start_without_the_working_folder() -> None:
 
 GATEWAY = GatewaySpec(
     endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, beat_pipe=6,
-    supervisor_pid=7, key_file="/c.keys.json", key_mark="/run/mark", has_had_keys=True,
+    key_file="/c.keys.json", key_mark="/run/mark", has_had_keys=True,
     log_level="debug",
     rules=GatewayRules(
         names={"gpt-*": "m", "x": "m:warm"}, hosts=("ai.example",),

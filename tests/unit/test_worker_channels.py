@@ -241,8 +241,9 @@ def test_a_call_without_a_body_is_none() -> None:
     """It may have been cut short there; a call without arguments has the body `{}`."""
     head = "<|channel|>commentary to=functions.now<|message|>"
     assert harmony.parse_call(head + "{}", {}, False) == [{"name": "now", "arguments": {}}]
-    with pytest.raises(ValueError):
-        harmony.parse_call(head, {}, False)
+    for body in ("", "{}{}"):
+        with pytest.raises(ValueError):
+            harmony.parse_call(head + body, {}, False)
 
 
 @pytest.mark.parametrize(

@@ -430,8 +430,8 @@ def test_one_space_at_the_very_start_is_dropped_where_the_tokenizer_does(
 
 def test_endless_half_characters_are_shown() -> None:
     detokenizer = WindowDetokenizer(lambda tokens: REPLACEMENT * len(tokens))
-    pieces = [detokenizer.add(7) for _ in range(MAX_WAITING_TOKENS + 1)]
-    assert pieces == [""] * MAX_WAITING_TOKENS + [REPLACEMENT * (MAX_WAITING_TOKENS + 1)]
+    pieces = [detokenizer.add(7) for _ in range(2 * (MAX_WAITING_TOKENS + 1))]
+    assert pieces == 2 * [*[""] * MAX_WAITING_TOKENS, REPLACEMENT * (MAX_WAITING_TOKENS + 1)]
 
 
 def test_the_window_stays_small_and_keeps_the_token_before() -> None:

@@ -610,8 +610,8 @@ def test_a_mistake_or_a_broken_call_does_not_take_the_next_one_along() -> None:
     twice = [("f", {"content": "See <parameter=x>."})] * 2
     assert read(rules_of(QWEN), text, step=1) == (twice, "", "", [])
     broken, call = said(JSON, "{nonsense}"), said(JSON, in_json("f", A))
-    assert read(rules_of(JSON), f"{broken}\n{call}", step=1) == (
-        [("f", A)], f"{broken}\n", "", [UNREADABLE_CALL],
+    assert read(rules_of(JSON), f"{broken}\n{broken}\n{call}", step=1) == (
+        [("f", A)], f"{broken}\n{broken}\n", "", [UNREADABLE_CALL],
     )  # fmt: skip
 
 
@@ -678,6 +678,7 @@ def test_harmony_reads_a_string_that_holds_its_marks() -> None:
         ("[1, 2", {"type": "array"}, "[1, 2"),
         ("[1]", {"type": "string"}, "[1]"),
         ("[1]", {"$ref": "#/$defs/Numbers"}, [1]),
+        ("[1]", {"$ref": "#/$defs/a~1b~01"}, "[1]"),
         ("[1]", {"allOf": [{"$ref": "#/$defs/Numbers"}]}, [1]),
         ("x", {"$ref": "#/$defs/Itself"}, "x"),
         ("x", {"$ref": "#/nowhere"}, "x"),
@@ -694,7 +695,11 @@ def test_a_text_becomes_a_value_of_the_type_that_its_schema_allows(
     text: str, schema: Any, value: Any
 ) -> None:
     root = {
-        "$defs": {"Numbers": {"type": "array"}, "Itself": {"$ref": "#/$defs/Itself"}},
+        "$defs": {
+            "Numbers": {"type": "array"},
+            "a/b~1": {"type": "string"},
+            "Itself": {"$ref": "#/$defs/Itself"},
+        },
         "properties": {"a": schema},
     }
     seen = value_of(text, schema, root)
