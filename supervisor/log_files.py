@@ -98,6 +98,8 @@ class RotatingFile:
         if self._descriptor is not None and not self._is_at_its_path(self._descriptor):
             self.close()
         if self._descriptor is None:
+            # Without its parents: a disk that is not mounted is not written to the one below it.
+            self.path.parent.mkdir(0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             self._descriptor = os.open(self.path, flags, 0o600)
             self._size = os.fstat(self._descriptor).st_size

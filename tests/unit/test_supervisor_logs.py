@@ -303,6 +303,18 @@ def test_file_that_is_gone_is_made_again_by_the_next_write(
     file.close()
 
 
+def test_folder_that_is_removed_is_made_again_by_the_next_write(tmp_path: Path) -> None:
+    (folder := tmp_path / "logs").mkdir()
+    file = RotatingFile(folder / "m.log", pytest.fail)
+    file.write(b"before\n")
+    (folder / "m.log").unlink()
+    folder.rmdir()
+    file.write(b"after\n")
+    file.close()
+    assert (folder / "m.log").read_bytes() == b"after\n"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def stuck(tmp_path: Path) -> tuple[LogWriter, LogFile]:
     """A writer that hangs in its first write until the file is read."""
     os.mkfifo(tmp_path / "hangs.log")
