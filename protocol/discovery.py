@@ -105,9 +105,17 @@ def config_places(given: Path | None = None) -> Iterator[ConfigPlace]:
     if named := os.environ.get(CONFIG_VARIABLE):
         yield ConfigPlace(Path(named), CONFIG_VARIABLE, True)
     yield ConfigPlace(Path(WORKING_CONFIG), WORKING_CONFIG, False)
+    yield from _user_places()
+
+
+def _user_places() -> Iterator[ConfigPlace]:
     user = os.path.join(_user_folder() or DEFAULT_USER_FOLDER, USER_CONFIG)
     yield ConfigPlace(Path(user), f"${USER_FOLDER_VARIABLE}" if _user_folder() else user, False)
     yield ConfigPlace(Path(DEFAULT_CONFIG), DEFAULT_CONFIG, False)
+
+
+def _is_the_users(config: Path) -> bool:
+    return config.expanduser().absolute() in [one.path.expanduser() for one in _user_places()]
 
 
 def _user_folder() -> str:
@@ -237,14 +245,20 @@ def _not_toml(path: Path, error: Exception) -> UnreadableConfigError:
 
 def _folder_in(config: Path, key: str) -> Path | None:
     """Return a folder that a configuration names. Of a file that is not TOML, the line of the key
-    counts: a daemon that runs can be asked and stopped while its file is wrong."""
+    counts: a daemon that runs can be asked and stopped while its file is wrong. Without that line
+    only the user's own file means the default daemon; of another, half of which an editor may
+    have written, `stop` would end a daemon that it does not belong to."""
     text = _read_text(config)
     try:
         table = parse_toml(text).get("supervisor", {})
-        value = table.get(key) if isinstance(table, dict) else None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
         lines = re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*([\"'])(.*)\1[ \t]*(?:#.*)?$", text, re.M)
-        value = lines[0][1] if len(lines) == 1 else None
+        if len(lines) != 1 and not _is_the_users(config):
+            raise _not_toml(config, error) from None
+        table = {key: lines[0][1]} if len(lines) == 1 else {}
+    if not isinstance(table, dict):
+        raise UnreadableConfigError(f"{config}: supervisor must be a table", config)
+    value = table.get(key)
     if value is None:
         return None
     if not isinstance(value, str):

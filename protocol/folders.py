@@ -82,9 +82,12 @@ def check_socket_path(path: str) -> None:
     """Refuse a socket path that some supported system cannot bind.
 
     Raises:
-        ValueError: the path is longer than 103 bytes.
+        ValueError: the path is longer than 103 bytes, or is not UTF-8, which ZeroMQ takes.
     """
-    length = len(path.encode())
+    try:
+        length = len(path.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"the socket path {path!r} is not UTF-8") from None
     if length > MAX_SOCKET_PATH_BYTES:
         raise ValueError(
             f"the socket path {path} has {length} bytes; "
@@ -101,7 +104,7 @@ def check_runtime_dir(path: Path) -> None:
     """Refuse a runtime folder whose sockets some supported system cannot bind.
 
     Raises:
-        ValueError: the path of a socket in it is longer than 103 bytes.
+        ValueError: the path of a socket in it is longer than 103 bytes, or is not UTF-8.
     """
     for name in (CLIENT_SOCKET_NAME, worker_socket_name(MAX_SPAWNS) + BEAT_SUFFIX):
         check_socket_path(str(path / name))

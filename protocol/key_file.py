@@ -349,9 +349,12 @@ def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
     value = to_map(_Content(schema_version=SCHEMA_VERSION, keys=tuple(keys)))
     try:
         new = write_draft(place.file, json.dumps(value, indent=1).encode() + b"\n", is_durable=True)
-        # Before the first key counts, and after all that may fail of a disk that is full.
-        _set_mark(place.mark, ON)
-        new.replace(place.file)
+        try:
+            # Before the first key counts, and after all that may fail of a disk that is full.
+            _set_mark(place.mark, ON)
+            new.replace(place.file)
+        finally:
+            new.unlink(missing_ok=True)  # if the mark's disk is the full one
     except OSError as error:
         raise _unwritten(place.file, error) from None
 

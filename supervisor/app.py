@@ -475,7 +475,6 @@ class App:
             self._record,
             self._log,
             self._config.log_dir,
-            self._writer,
         )
         while True:
             await asyncio.sleep(PULSE_S)

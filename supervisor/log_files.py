@@ -12,7 +12,6 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -96,7 +95,11 @@ class RotatingFile:
     def _append(self, data: bytes) -> None:
         if self._descriptor is not None and self._size + len(data) > self._max_bytes:
             self._rotate()
+        if self._descriptor is not None and not self._is_at_its_path(self._descriptor):
+            self.close()
         if self._descriptor is None:
+            # Without its parents: a disk that is not mounted is not written to the one below it.
+            self.path.parent.mkdir(0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             self._descriptor = os.open(self.path, flags, 0o600)
             self._size = os.fstat(self._descriptor).st_size
@@ -104,6 +107,14 @@ class RotatingFile:
                 self._write_all(self._descriptor, b"\n")
             self._may_be_cut_off = False
         self._write_all(self._descriptor, data)
+
+    def _is_at_its_path(self, descriptor: int) -> bool:
+        """True unless the file was removed or renamed, as logrotate does. A removed one would
+        take its space and all that is written with it."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(descriptor))
+        except FileNotFoundError:
+            return False
 
     def _write_all(self, descriptor: int, data: bytes) -> None:
         while data:
@@ -236,21 +247,13 @@ class LogWriter:
         self._report = report
         # Bounded by the files, each of which is in it once.
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._opened: weakref.WeakSet[LogFile] = weakref.WeakSet()
         self.writes_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlxsup-logs", daemon=True)
         self._thread.start()
 
     def open(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> LogFile:
         """Add a file, which is opened with the first write and renamed at that size."""
-        file = LogFile(RotatingFile(path, self._report, max_bytes=max_bytes), self._work)
-        self._opened.add(file)
-        return file
-
-    def reopen(self) -> None:
-        """Close every file, so that the next write to each opens what its path is by then."""
-        for file in list(self._opened):
-            file.close()
+        return LogFile(RotatingFile(path, self._report, max_bytes=max_bytes), self._work)
 
     async def flushed(self, file: LogFile, limit_s: float) -> bool:
         """Wait for at most `limit_s` and return whether all of the file is written; return at once

@@ -244,7 +244,7 @@ def _check_socket_paths(path: Path) -> None:
         check_runtime_dir(path)
     except ValueError as error:
         raise RuntimeFolderError(
-            f"the runtime folder's path is too long: {error}", hint="set a shorter runtime_dir"
+            f"the runtime folder cannot hold a socket: {error}", hint="set another runtime_dir"
         ) from None
 
 

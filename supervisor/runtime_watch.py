@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .log_files import LogWriter
 from .logs import DaemonLog
 from .runtime_folder import (
     AlreadyRunningError,
@@ -26,7 +25,6 @@ class FolderWatch:
         record: of the live workers, in the folder too.
         log: the daemon's log.
         log_dir: its folder, which may lie in the runtime folder.
-        writer: writes every log.
     """
 
     def __init__(
@@ -36,14 +34,12 @@ class FolderWatch:
         record: WorkerRecord,
         log: DaemonLog,
         log_dir: Path,
-        writer: LogWriter,
     ) -> None:
         self._folder = folder
         self._listener = listener
         self._record = record
         self._log = log
         self._log_dir = log_dir
-        self._writer = writer
         self._trouble = ""
 
     def look(self) -> None:
@@ -55,7 +51,6 @@ class FolderWatch:
                 self._record.is_held = True
                 self._log_dir.mkdir(parents=True, exist_ok=True)
                 record_log_folder(self._folder.path, self._log_dir)
-                self._writer.reopen()
                 self._log.write("warning", "runtime folder made again", folder=self._folder.path)
             if not self._listener.is_reachable:
                 self._listener.bind_again()

@@ -171,12 +171,12 @@ def _load(context: click.Context, name: str, target: Target, output: Output) -> 
 
 
 def _endpoint_of(configuration: DaemonConfig) -> str:
-    """Return where the daemon will listen, or say as it would that the path is too long."""
+    """Return where the daemon will listen, or say as it would why it cannot."""
     try:
         return endpoint_in(configuration.runtime_dir)
     except ValueError as error:
-        message = f"the runtime folder's path is too long: {error}"
-        hint = "set a shorter runtime_dir"
+        message = f"the runtime folder cannot hold a socket: {error}"
+        hint = "set another runtime_dir"
         raise CliError(message, hint=hint, status=ExitStatus.RUNTIME_FOLDER) from None
 
 

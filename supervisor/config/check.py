@@ -128,7 +128,7 @@ class Check:
             try:
                 check_runtime_dir(socket_dir)
             except ValueError as error:
-                self._add_all([(("supervisor", "runtime_dir"), f"is too long: {error}")])
+                self._add_all([(("supervisor", "runtime_dir"), f"cannot hold a socket: {error}")])
 
     def _entry_problems(self, name: str, entry: ModelTable) -> Iterator[Problem]:
         where = ("models", name)

@@ -296,12 +296,12 @@ def test_config_check_reports_a_runtime_folder_that_start_refuses(folder: Path) 
     config.write_text(f'{folders}[models.m]\nengine = "fake"\n')
     done = run_cli("config", "check", str(config))
     assert (done.returncode, done.stdout) == (78, f"checking {config}\n")
-    assert f"{config}:3: supervisor.runtime_dir is too long: " in done.stderr
+    assert f"{config}:3: supervisor.runtime_dir cannot hold a socket: " in done.stderr
     for more in ([], ["--detach"]):
         done = run_cli("start", "--config", str(config), *more)
         assert (done.returncode, done.stdout) == (73, "")
-        assert done.stderr.startswith("error: the runtime folder's path is too long: ")
-        assert done.stderr.endswith("\nhint: set a shorter runtime_dir\n")
+        assert done.stderr.startswith("error: the runtime folder cannot hold a socket: ")
+        assert done.stderr.endswith("\nhint: set another runtime_dir\n")
 
 
 # ---------------------------------------------------------------- logs

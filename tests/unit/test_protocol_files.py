@@ -257,6 +257,11 @@ def test_runtime_folder_has_room_for_the_longest_socket_name() -> None:
         check_runtime_dir(Path(folder + "x"))
 
 
+def test_socket_path_that_is_no_utf_8_is_refused_by_this_reason() -> None:
+    with pytest.raises(ValueError, match=r"^the socket path '/h\\udcf6me/x' is not UTF-8$"):
+        check_socket_path(os.fsdecode(b"/h\xf6me/x"))
+
+
 def test_regular_file_is_read_up_to_its_limit_and_leaves_nothing_open(tmp_path: Path) -> None:
     file, pipe, before = tmp_path / "file", tmp_path / "pipe", os.listdir("/dev/fd")
     file.write_bytes(bytes(MIB))

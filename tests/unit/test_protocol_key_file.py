@@ -263,6 +263,13 @@ def test_keys_that_cannot_be_removed_stay_in_force(place: KeyPlace) -> None:
     assert read_mark(place.mark)
 
 
+def test_key_whose_mark_cannot_be_written_leaves_no_file(place: KeyPlace) -> None:
+    place.mark.mkdir(parents=True)
+    with pytest.raises(KeyFileError, match=f"^{place.mark} cannot be written: "):
+        add(place, "laptop")
+    assert list(place.file.parent.glob(f"{place.file.name}*")) == []
+
+
 def test_lost_mark_is_written_again(place: KeyPlace) -> None:
     made(place, "a")
     off = b"off\n"  # as a `key off` leaves it that was killed before the file was gone

@@ -16,7 +16,6 @@ from mlxsup.protocol.discovery import (
     log_dir_of,
     runtime_dir_of,
 )
-from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 
 from support.daemon.played_daemon import short_folder
 
@@ -132,30 +131,42 @@ def test_folder_that_is_no_text_is_refused_by_its_key(home: Home, key: str) -> N
         log_dir_of(file) if key == "log_dir" else find_place(config=file)
 
 
-@pytest.mark.parametrize(
-    ("text", "folder"),
-    [
-        ("a = = 3\n", None),
-        ("x = " + "[" * 100_000, None),
-        (f"x = {'9' * 5000}", None),
-        ('[supervisor]\nruntime_dir = "run"  # short\na = = 3\n', "run"),
-        ("  runtime_dir='run'\n[\n", "run"),
-        ('# runtime_dir = "other"\n[\n', None),
-        ('runtime_dir = "a"\nruntime_dir = "b"\n', None),
-    ],
-    ids=[
-        "an error",
-        "nested",
-        "digits",
-        "a folder",
-        "a folder in single quotes",
-        "a comment",
-        "two",
-    ],
-)
-def test_daemon_is_found_while_its_file_is_no_toml(
-    tmp_path: Path, text: str, folder: str | None
+NO_TOML = {
+    "an error": "a = = 3\n",
+    "nested": "x = " + "[" * 100_000,
+    "digits": f"x = {'9' * 5000}",
+    "a comment": '# runtime_dir = "other"\n[\n',
+    "two": 'runtime_dir = "a"\nruntime_dir = "b"\n',
+    "half": '[models.f]\npath = "',
+}
+
+
+@pytest.mark.parametrize("path", ["h/.mlxsup/config.toml", "h/.config/mlxsup/config.toml"])
+@pytest.mark.parametrize("text", NO_TOML.values(), ids=NO_TOML)
+def test_default_daemon_is_found_while_the_users_file_is_no_toml(
+    home: Home, path: str, text: str
 ) -> None:
+    file = home.write("some", path)
+    file.write_text(text)
+    default = f"ipc://{home.folder}/h/.mlxsup/run/client.sock"
+    assert [find_place().endpoint, find_place(config=file).endpoint] == [default, default]
+
+
+@pytest.mark.parametrize("path", ["some.toml", "cwd/mlxsup.toml"])
+@pytest.mark.parametrize("text", [*NO_TOML.values(), "supervisor = 3"], ids=[*NO_TOML, "no table"])
+def test_file_that_does_not_say_where_its_daemon_is_means_no_other_daemon(
+    home: Home, path: str, text: str
+) -> None:
+    file = home.write("some", path)
+    file.write_text(text)
+    words = "supervisor must be a table" if text == "supervisor = 3" else "is not TOML"
+    with pytest.raises(UnreadableConfigError, match=words):
+        find_place(config=file if path == "some.toml" else None)
+
+
+@pytest.mark.parametrize(
+    "text", ['[supervisor]\nruntime_dir = "run"  # short\na = = 3\n', "  runtime_dir='run'\n[\n"]
+)
+def test_daemon_is_found_by_its_line_while_its_file_is_no_toml(tmp_path: Path, text: str) -> None:
     (config := tmp_path / "c.toml").write_text(text)
-    expected = tmp_path / folder if folder else Path(DEFAULT_RUNTIME_DIR).expanduser()
-    assert runtime_dir_of(config) == expected
+    assert runtime_dir_of(config) == tmp_path / "run"

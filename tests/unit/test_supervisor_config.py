@@ -160,12 +160,12 @@ def test_a_runtime_folder_too_long_for_sockets_is_a_mistake_if_asked_for(
         load_config(path, has_sockets=True)
     socket = f"{longest}x/w9999999.sock.beat"
     assert caught.value.problems[1:] == [
-        f"{path}:3: supervisor.runtime_dir is too long: the socket path {socket}"
+        f"{path}:3: supervisor.runtime_dir cannot hold a socket: the socket path {socket}"
         " has 104 bytes; at most 103 work on every system"
     ]
     monkeypatch.setenv("HOME", f"{longest}/home")
     path.write_text(M)
-    with pytest.raises(ConfigError, match=r":1: supervisor\.runtime_dir is too long"):
+    with pytest.raises(ConfigError, match=r":1: supervisor\.runtime_dir cannot hold a socket"):
         load_config(path, has_sockets=True)
     # A command that does not use the folder's sockets can read the file.
     assert load_config(path).runtime_dir == Path(f"{longest}/home/.mlxsup/run")

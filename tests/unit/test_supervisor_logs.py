@@ -286,6 +286,35 @@ def test_trouble_is_named_with_its_reason_and_leaves_no_file_open(
     assert path.read_bytes() == b"kept\n--- 34 bytes lost here\nagain\nand again\n"
 
 
+@pytest.mark.parametrize("is_renamed", [False, True], ids=["removed", "renamed"])
+def test_file_that_is_gone_is_made_again_by_the_next_write(
+    tmp_path: Path, is_renamed: bool
+) -> None:
+    path, moved = tmp_path / "m.log", tmp_path / "m.log-1"
+    file = RotatingFile(path, pytest.fail)
+    file.write(b"before\n")
+    opened = len(os.listdir("/dev/fd"))
+    path.rename(moved)
+    if not is_renamed:
+        moved.unlink()
+    file.write(b"after\n")
+    assert path.read_bytes() == b"after\n"
+    assert len(os.listdir("/dev/fd")) == opened
+    file.close()
+
+
+def test_folder_that_is_removed_is_made_again_by_the_next_write(tmp_path: Path) -> None:
+    (folder := tmp_path / "logs").mkdir()
+    file = RotatingFile(folder / "m.log", pytest.fail)
+    file.write(b"before\n")
+    (folder / "m.log").unlink()
+    folder.rmdir()
+    file.write(b"after\n")
+    file.close()
+    assert (folder / "m.log").read_bytes() == b"after\n"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def stuck(tmp_path: Path) -> tuple[LogWriter, LogFile]:
     """A writer that hangs in its first write until the file is read."""
     os.mkfifo(tmp_path / "hangs.log")

@@ -227,9 +227,9 @@ def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> 
     too_long = taken.with_name(taken.name + "x" * 5)
     RuntimeFolder.claim(taken).close()
     said, hint = refusal_of(too_long)
-    assert said.startswith("the runtime folder's path is too long: ")
+    assert said.startswith("the runtime folder cannot hold a socket: ")
     assert "w9999999.sock.beat" in said
-    assert hint == "set a shorter runtime_dir"
+    assert hint == "set another runtime_dir"
     assert not too_long.exists()
 
 
