@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from mlxsup.protocol.discovery import MAX_CONFIG_BYTES, LongKeyError, parse_toml
+from mlxsup.protocol.discovery import MAX_CONFIG_BYTES, LongKeyError, normal_lines, parse_toml
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import absolute, default_log_dir
 from mlxsup.protocol.gateway import Address, GatewayRules
@@ -134,14 +134,6 @@ class ConfigText:
     def text(self) -> str:
         """Return the content, with the line ends that TOML's reader takes."""
         return normal_lines(self.raw)
-
-
-BYTE_ORDER_MARK = "\ufeff"
-
-
-def normal_lines(text: str) -> str:
-    """Return a text of Windows or of old Macs as others write it: line ends, no byte order mark."""
-    return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
