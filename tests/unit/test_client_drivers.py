@@ -302,6 +302,22 @@ def test_loop_reads_the_descriptors_of_the_link_until_it_is_closed_P2(
     assert len(loop.done) == 10, "a closed client asks nothing of its loop"
 
 
+def test_asynchronous_client_of_a_process_before_a_fork_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looped = Looped(monkeypatch)
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="make one in this process"):
+            asyncio.run(looped.client.status())
+        looped.events[0].close()
+        asyncio.run(looped.client.close())
+    assert looped.connection.done == ["pump"]
+    assert looped.loop.done == [("soon",)], "the loop belongs to the other process, too"
+    asyncio.run(looped.client.close())
+    assert looped.connection.done == ["pump", "close", "terminate"]
+
+
 def test_client_of_a_process_before_a_fork_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with Client("ipc:///x") as client, monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
