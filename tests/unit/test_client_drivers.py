@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import threading
@@ -16,8 +17,12 @@ import zmq
 
 from mlxsup.client import async_client as async_module
 from mlxsup.client import client as thread_module
+from mlxsup.client import connection as connection_module
 from mlxsup.client.async_client import AsyncClient
-from mlxsup.client.client import Client, IoThread
+from mlxsup.client.client import Client, IoThread, SyncInbox
+from mlxsup.client.errors import ConnectionLost
+from mlxsup.client.streams import value_of
+from mlxsup.protocol.ids import RequestId
 
 
 class Connection:
@@ -325,3 +330,20 @@ def test_client_of_a_process_before_a_fork_says_so(monkeypatch: pytest.MonkeyPat
             client.generate("m", prompt="x")
     with pytest.raises(RuntimeError, match="is closed"):
         client.generate("m", prompt="x")
+
+
+def test_too_few_descriptors_are_an_error_before_libzmq_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    connection, inbox = connection_module.Connection("ipc:///x"), SyncInbox()
+    with monkeypatch.context() as patch:
+        patch.setattr(connection_module.os, "pipe", none_left)
+        patch.setattr(connection_module, "Link", None)
+        connection.open_command(RequestId("a"), [b""], inbox)
+    with pytest.raises(ConnectionLost, match=r"/x: Too many open files; .*ulimit -n"):
+        value_of(inbox.take())
+    connection.close()
+    connection.terminate()

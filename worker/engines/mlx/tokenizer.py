@@ -107,7 +107,7 @@ def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
         named = folder
     elif (folder / TOKENIZER_CONFIG).exists() and _is_readable(named):
         named = folder / TOKENIZER_CONFIG
-    cause = shorten(error)
+    cause = f"an entry has no {error}" if isinstance(error, KeyError) else shorten(error)
     if "trust_remote_code" in str(error):
         cause = "it is a program in the model folder, and mlxsup does not run such programs"
     return BadModelError(f"{named}: the tokenizer cannot be used: {cause}")
