@@ -340,7 +340,7 @@ def test_too_few_descriptors_are_an_error_before_libzmq_ends_the_process(
 
     connection, inbox = connection_module.Connection("ipc:///x"), SyncInbox()
     with monkeypatch.context() as patch:
-        patch.setattr(connection_module.os, "pipe", none_left)
+        patch.setattr(os, "pipe", none_left)
         patch.setattr(connection_module, "Link", None)
         connection.open_command(RequestId("a"), [b""], inbox)
     with pytest.raises(ConnectionLost, match=r"/x: Too many open files; .*ulimit -n"):
