@@ -347,7 +347,7 @@ class Screen:
         """Return the lines of models, requests and remarks, and the place of the selected row's
         last one; 0 without a selection."""
         room = width - len(MARK)
-        models_header, *models = models_table(look.status, look.status["models"], room)
+        models_header, *models = models_table(look.status["models"], room)
         listed, more = look.requests["requests"], look.requests["more"]
         requests_header, *requests = request_lines(listed, room) if listed else [_NO_REQUESTS]
         lines: list[Line] = []

@@ -19,6 +19,7 @@ from .connection import Connection
 from .link import Link
 from .parameters import answer_limit_s, unanswered
 from .results import Result
+from .session import Owner
 from .streams import OnNotice, value_of
 from .vectors import (
     Embeddings,
@@ -40,6 +41,7 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
         self._timer: asyncio.TimerHandle | None = None
         self._pump_handle: asyncio.Handle | None = None
         self._is_closed = False
+        self._owner = Owner()
 
     async def __aenter__(self) -> Self:
         return self
@@ -54,7 +56,8 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
 
     async def close(self) -> None:
         """Cancel what is open, and end the connection; a second time does nothing."""
-        if self._is_closed:
+        # What is open in a forked process belongs to the other one.
+        if self._is_closed or self._owner.is_forked:
             return
         self._is_closed = True
         for handle in (self._timer, self._pump_handle):
@@ -144,7 +147,7 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
         return AsyncStream(request_id, inbox, self._cancel, on_notice)
 
     def _cancel(self, request_id: RequestId) -> None:
-        if self._loop is None or self._is_closed:
+        if self._loop is None or self._is_closed or self._owner.is_forked:
             return
         if _running_loop() is self._loop:
             # At once, so that nothing sent later overtakes it.
@@ -160,7 +163,8 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
             self._pump_soon()
 
     def _check_loop(self) -> None:
-        """Adopt the running loop, and refuse callers from any other."""
+        """Adopt the running loop, and refuse callers from any other, and in a forked process."""
+        self._owner.check()
         if self._is_closed:
             raise RuntimeError("the client is closed")
         running = asyncio.get_running_loop()

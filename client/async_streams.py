@@ -10,7 +10,7 @@ from typing import Any, Self
 from mlxsup.protocol.ids import RequestId
 
 from .results import Delta, Notice
-from .session import Item
+from .session import Item, Owner
 from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, is_end
 
 
@@ -22,6 +22,7 @@ class AsyncInbox:
     """
 
     def __init__(self) -> None:
+        self._owner = Owner()
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self.put: Callable[[Item], None] = self._queue.put_nowait
 
@@ -41,7 +42,12 @@ class AsyncInbox:
         return self._queue.empty()
 
     async def get(self) -> Item:
-        """Return the next item. The end stays, for each task that reads."""
+        """Return the next item. The end stays, for each task that reads.
+
+        Raises:
+            RuntimeError: this process was forked, and nothing comes in.
+        """
+        self._owner.check()
         item = await self._queue.get()
         if is_end(item):
             self._queue.put_nowait(item)

@@ -22,7 +22,7 @@ from .api import ClientBase, GenerateParameters, RequestOptions
 from .connection import Connection
 from .parameters import answer_limit_s, unanswered
 from .results import Delta, Notice, Result
-from .session import Item
+from .session import Item, Owner
 from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, is_end, value_of
 from .vectors import (
     Embeddings,
@@ -35,14 +35,12 @@ from .vectors import (
 
 SIGNAL_CHECK_S = 1.0
 
-FORKED = "the client belongs to the process that was forked; make one in this process"
-
 
 class SyncInbox(queue.SimpleQueue[Item]):
     """Holds the items that come for one request, in the process that sent it."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self._owner = Owner()
 
     def take(self) -> Item:
         """Return the next item; Ctrl-C raises within a second. The end stays, for each reader.
@@ -51,8 +49,7 @@ class SyncInbox(queue.SimpleQueue[Item]):
             RuntimeError: this process was forked, and has no thread that fills the inbox.
         """
         while True:
-            if self._pid != os.getpid():
-                raise RuntimeError(FORKED)
+            self._owner.check()
             try:
                 # Without a limit, a signal that comes just before the thread blocks is not seen
                 # until the next item: Python's handler only sets a flag, which a lock does not
@@ -145,7 +142,7 @@ class IoThread:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._pid = os.getpid()
+        self.owner = Owner()
         # Bounded by what the client's owner has open at once.
         self._tasks: deque[Task] = deque()
         self._is_closing = False
@@ -160,17 +157,12 @@ class IoThread:
         self._thread = threading.Thread(target=self._run, name="mlxsup-client", daemon=True)
         self._thread.start()
 
-    @property
-    def is_forked(self) -> bool:
-        """True in a process that was forked from the one with the thread."""
-        return self._pid != os.getpid()
-
     def post(self, task: Task) -> bool:
         """Make the thread call this with its connection; False if the client is closed.
 
         Never blocks on the connection, and does nothing in a forked process.
         """
-        if self.is_forked:  # there, the lock may be held for ever
+        if self.owner.is_forked:  # there, the lock may be held for ever
             return False
         with self._lock:
             if self._is_closing:
@@ -181,7 +173,7 @@ class IoThread:
 
     def close(self) -> None:
         """End what is open, flush, and end the thread; a second time does nothing."""
-        if self.is_forked:  # what is open belongs to the other process
+        if self.owner.is_forked:  # what is open belongs to the other process
             return
         with self._lock:
             if not self._is_closing:
@@ -360,7 +352,8 @@ class Client(ClientBase[Stream, dict[str, Any]]):
 
     def _must_post(self, task: Callable[[Connection], None]) -> None:
         if not self._thread.post(task):
-            raise RuntimeError(FORKED if self._thread.is_forked else "the client is closed")
+            self._thread.owner.check()
+            raise RuntimeError("the client is closed")
 
     def _cancel(self, request_id: RequestId) -> None:
         # Once the client is closed, everything is cancelled already.

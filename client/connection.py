@@ -5,9 +5,11 @@ One thread (or one event loop) owns a connection and calls `pump` whenever there
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +28,19 @@ MESSAGES_PER_PUMP = 256
 
 LinkChanged = Callable[[Link | None, Link | None], None]
 """Called with the old link, before it is closed, and with the new one."""
+
+
+RAISE_LIMIT = "close some files, or raise their limit, `ulimit -n`"
+LINK_DESCRIPTORS = 16
+"""More than a context and a link open."""
+
+
+def check_descriptors() -> None:
+    """Raise OSError if a link may not get its file descriptors: libzmq then ends the process."""
+    with ExitStack() as opened:
+        for _ in range(LINK_DESCRIPTORS // 2):
+            for end in os.pipe():
+                opened.callback(os.close, end)
 
 
 class RequestIds:
@@ -151,10 +166,12 @@ class Connection:
     def _send(self, frames: list[bytes]) -> None:
         if self.link is None:
             try:
+                check_descriptors()
                 self._replace_link(Link(self._context, self.endpoint))
-            except zmq.ZMQError as error:
-                message = f"cannot connect to {self.endpoint}: {error}"
-                self._drop(ConnectionLost(message, self.endpoint))
+            except OSError as error:  # zmq.ZMQError is one
+                message = f"cannot connect to {self.endpoint}: {error.strerror}"
+                hint = RAISE_LIMIT if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+                self._drop(ConnectionLost(message, self.endpoint, hint))
                 return
         if self.link is not None:
             self.link.send(frames)

@@ -5,6 +5,7 @@ The synchronous and the asynchronous client share this: a message comes in, deli
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -47,6 +48,27 @@ as this process, and sends at once (P2 allows half a second)."""
 BUSY_LIMIT_S = 30.0
 """How long a supervisor that wants to run may be silent: others may take the CPU from it, and a
 loop that never ends looks the same."""
+
+FORKED = "the client belongs to the process that was forked; make one in this process"
+
+
+class Owner:
+    """The process that made a client; one that is forked from it has neither its threads nor its
+    connection."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_forked(self) -> bool:
+        """True in a process that was forked from this one."""
+        return self._pid != os.getpid()
+
+    def check(self) -> None:
+        """Raise RuntimeError in a forked process."""
+        if self.is_forked:
+            raise RuntimeError(FORKED)
+
 
 Item = Delta | Notice | Result | dict[str, Any] | Exception
 """What goes into an inbox: pieces, notices, a result, a reply, events, or the error at the end."""

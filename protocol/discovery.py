@@ -201,6 +201,11 @@ def log_dir_of(config: Path) -> Path:
     return _folder_in(config, "log_dir") or default_log_dir(runtime_dir_of(config))
 
 
+def normal_lines(text: str) -> str:
+    """Return a text of Windows or of old Macs as others write it: line ends, no byte order mark."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the tables of a configuration, unchecked.
 
@@ -232,7 +237,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode()
+        return normal_lines(read_regular(path.expanduser(), MAX_CONFIG_BYTES).decode())
     except OSError as error:
         raise UnreadableConfigError(f"cannot read {path}: {error.strerror}", path) from None
     except ValueError as error:

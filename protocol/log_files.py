@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .folders import GENERATION_HEADER, rotated
-from .text import last_words
+from .folders import rotated
 
 BLOCK_BYTES = 64 * 1024
 MAX_ROTATED = 9
@@ -19,16 +18,6 @@ MAX_ROTATED = 9
 
 ESCAPES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Sequences that could move a reader's cursor; a worker's libraries may well print them."""
-
-
-def last_line(path: Path) -> str:
-    """Return the last line of the latest life that says anything about a failure, or else the last
-    that is not empty."""
-    # The stacks of all threads, which say nothing of it, may follow what is to be found.
-    lines = [line for line in tail(path, 1_000) if line.strip()]
-    begins = [n for n, line in enumerate(lines) if GENERATION_HEADER.match(line)]
-    latest = lines[begins[-1] + 1 :] if begins else lines
-    return last_words(latest) or (lines or [""])[-1]
 
 
 def tail(path: Path, count: int, end: int | None = None) -> list[str]:

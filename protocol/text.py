@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """From the least to the most important."""
 
-DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
+DURATION_PATTERN = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)"
 
 KIB = 2**10
 MIB = 2**20

@@ -27,9 +27,11 @@ from mlxsup.protocol.version import VERSION
 
 from .log_files import LogWriter, RotatingFile
 
-LAST_LINES = 50
+LAST_LINES = 1000
+"""The stacks of all threads, which say nothing of a cause, may follow what names it."""
+
 MAX_LAST_LINE_BYTES = 2048
-TAIL_BYTES = 2 * LAST_LINES * MAX_LAST_LINE_BYTES
+TAIL_BYTES = 200 * 1024
 """So much of a worker's last output is kept, written or not: it shows the cause of its death."""
 
 SMALL_PIECE_BYTES = 4096

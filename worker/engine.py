@@ -106,6 +106,7 @@ class EngineFacts:
         batching: how many rows a pass computes without changing an answer.
         batching_reason: why it is not `together`; empty if it is.
         warnings: what users should know about this model, a sentence each.
+        answer_warnings: those that each answer repeats, as it may be worth nothing.
         prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused.
         prefix_cache_tokens: the longest prompt that is kept whole.
         cache_layers: what the layers keep for each row.
@@ -126,6 +127,7 @@ class EngineFacts:
     batching: Batching = Batching.TOGETHER
     batching_reason: str = ""
     warnings: tuple[str, ...] = ()
+    answer_warnings: tuple[str, ...] = ()
     prefix_cache_bytes: int = 0
     prefix_cache_tokens: int = 0
     cache_layers: tuple[CacheLayers, ...] = ()

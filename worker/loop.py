@@ -286,7 +286,7 @@ class StepLoop:
                 key=ready.key,
                 acceptance=accepted if resume is None else resume.acceptance,
                 tokenize_s=ready.tokenize_s,
-                warnings=list(ready.prompt.warnings),
+                warnings=[*ready.prompt.warnings, *self._facts.answer_warnings],
             )
         )
         if running.prompt is not None:

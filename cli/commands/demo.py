@@ -171,7 +171,7 @@ class _Demonstration:
         self._head("mlxsup status")
         status = self._client.status()
         if not self._output.is_json:
-            self._output.show(models_lines(status, status["models"]))
+            self._output.show(models_lines(status["models"]))
         self._head("mlxsup stop")
         return shown
 

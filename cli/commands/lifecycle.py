@@ -137,7 +137,7 @@ def _show_changed(client: Client, name: str, output: Output) -> None:
         value = {"models": []}
     row = row_called(value, name)
     changed = [] if row is None else [row]
-    output.result({"models": changed}, models_lines(value, changed))
+    output.result({"models": changed}, models_lines(changed))
     for shown in changed:
         for line in warning_lines(shown["name"], shown.get("warnings")):
             output.note(line)
@@ -163,7 +163,7 @@ def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, outpu
         status = _wait_until_ready(client, models, output, timeout_s)
     rows = [row_called(status, name) for name in models] if models else status["models"]
     shown = [row for row in rows if row is not None]
-    lines = models_lines(status, shown) if shown else "no models configured"
+    lines = models_lines(shown) if shown else "no models configured"
     output.result({"models": shown}, lines)
 
 

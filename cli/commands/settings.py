@@ -49,7 +49,7 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
         ]
         shown = listing(FORESEEN, cells)
     elif rows:
-        shown = models_lines(status, rows)
+        shown = models_lines(rows)
     output.result({**value, "models": rows}, shown)
     if value["settings"] and rows:
         changed = ", ".join(value["settings"])

@@ -108,7 +108,7 @@ def _lines(value: Mapping[str, Any], output: Output) -> Iterator[Line]:
     if not value["models"]:
         output.note("no models configured")
     width = width_of(sys.stdout)
-    yield from models_lines(value, value["models"])
+    yield from models_lines(value["models"])
     for line in lines_below(value):
         yield from text_lines(line, width, style="dim")
     if "flight" in value:

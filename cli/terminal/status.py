@@ -6,11 +6,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from mlxsup.protocol.folders import log_path
-from mlxsup.protocol.log_files import last_line
 from mlxsup.protocol.tasks import NOUNS, Task
 from mlxsup.protocol.text import rank_name
 from mlxsup.protocol.version import VERSION
@@ -45,23 +42,20 @@ STATE_STYLES = {
 }
 
 
-def models_lines(value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+def models_lines(models: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     """Yield the lines of `models_table` for standard output."""
-    for group in models_table(value, models, width_of(sys.stdout)):
+    for group in models_table(models, width_of(sys.stdout)):
         yield from group
 
 
-def models_table(
-    value: Mapping[str, Any], models: Sequence[Mapping[str, Any]], width: int | None
-) -> list[list[Line]]:
+def models_table(models: Sequence[Mapping[str, Any]], width: int | None) -> list[list[Line]]:
     """Return the line of the headers, then for each model its row and what belongs below it.
 
     A note that has no room in its row follows it, because a cause is too important to be cut, and
-    so does the last line of the log of a model that has FAILED.
+    so do the last words of the process of a model that has FAILED.
 
     Args:
-        value: the daemon's status.
-        models: entries of its `models`.
+        models: entries of `models` in the daemon's status.
         width: columns of the terminal; None to cut nothing.
     """
     now = time.time()
@@ -85,7 +79,7 @@ def models_table(
     groups = [[line] for line in lines]
     for group, model, note, fits in zip(groups[1:], models, notes, inline, strict=True):
         group += [] if fits else text_lines(note, width, indent=INDENT)
-        if last := _last_line(value, model):
+        if last := _last_words(model):
             group.append([(for_terminal(cut(in_a_line(f"  {last}"), width)), "dim")])
     return groups
 
@@ -105,11 +99,11 @@ def _cells(model: Mapping[str, Any]) -> list[str | tuple[str, str]]:
     ]
 
 
-def _last_line(value: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    log_dir = value.get("log_dir")
-    if model["state"] != "FAILED" or not log_dir:
+def _last_words(model: Mapping[str, Any]) -> str:
+    last_exit = model.get("last_exit")
+    if model["state"] != "FAILED" or last_exit is None:
         return ""
-    return last_line(log_path(Path(log_dir), model["name"]))
+    return str(last_exit.get("last_words", ""))
 
 
 def lines_below(value: Mapping[str, Any]) -> Iterator[str]:

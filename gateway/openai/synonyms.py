@@ -216,6 +216,8 @@ def _choice(path: str, value: Any) -> dict[str, Any]:
     is_list = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
     if not is_list:
         raise bad_field(path, f"{path} must be a list of texts")
+    if "" in value:
+        raise bad_field(path, f"{path} must not have an empty text")
     return _regex(path, "|".join(_META.sub(r"\\\g<0>", one) for one in value))
 
 

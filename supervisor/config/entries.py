@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlxsup.protocol.discovery import normal_lines
 from mlxsup.protocol.regular_file import lock, room_hint, write_draft
 from mlxsup.store.local_models import short_name
 from mlxsup.store.sources import RefusedModelError, Source
@@ -24,12 +25,10 @@ from ..core.settings import ModelSettings
 from .check import RESERVED_NAMES
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place
 from .load import (
-    BYTE_ORDER_MARK,
     WITHOUT_FILE,
     ConfigError,
     ConfigText,
     DaemonConfig,
-    normal_lines,
     parse_config,
     read_text,
 )
@@ -196,9 +195,8 @@ def edited(text: str, edit: Edit) -> str:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    text = text.removeprefix(BYTE_ORDER_MARK)  # which no editor needs, and TOML does not have
-    if "\r" in text.replace("\r\n", ""):  # old Macs' line ends, which TOML does not have
-        text = normal_lines(text)
+    is_of_windows = text.count("\n") == text.count("\r\n") > 0  # and stays it
+    text = normal_lines(text)
     before, expected = _values_of(text), _values_of(text)
     edit.change(expected)
     try:
@@ -208,7 +206,7 @@ def edited(text: str, edit: Edit) -> str:
             edit.change(document)
             changed = tomlkit.dumps(document)
         changed += "" if changed.endswith("\n") else "\n"
-        if text.count("\n") == text.count("\r\n") > 0:  # a file of Windows stays one
+        if is_of_windows:
             changed = normal_lines(changed).replace("\n", "\r\n")
         is_sound = _values_of(changed) == expected
     except (TOMLKitError, tomllib.TOMLDecodeError):

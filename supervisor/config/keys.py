@@ -218,8 +218,9 @@ def value_of(text: str, place: Place) -> Any:
         read = tomllib.loads(f"value = {text}")
         if list(read) == ["value"]:
             meant.insert(0, read["value"])
-    with suppress(ValueError):
-        meant.append(float(text))  # .5 is no TOML
+    if text.isascii():
+        with suppress(ValueError):
+            meant.append(float(text))  # .5 is no TOML
     meant.append([part for one in text.split(",") if (part := one.strip())])
     for value in meant:
         wrapped = value

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from mlxsup.protocol.discovery import MAX_CONFIG_BYTES, LongKeyError, parse_toml
+from mlxsup.protocol.discovery import MAX_CONFIG_BYTES, LongKeyError, normal_lines, parse_toml
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import absolute, default_log_dir
 from mlxsup.protocol.gateway import Address, GatewayRules
@@ -65,12 +65,16 @@ _SIZES = {
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
+MOST_PROBLEMS = 100
+"""So many are read at a time; a file that is no configuration may have one in each line."""
+
+
 class ConfigError(Exception):
     """The configuration cannot be used (exit 78).
 
     Attributes:
         problems: everything that is wrong with it, each with file, line, key and what was
-            expected; in the order of the file.
+            expected; in the order of the file; of more than 100 how many more there are.
         rest: what it says without the keys that are wrong, so that a change can repair it; None if
             it cannot be read.
     """
@@ -78,6 +82,8 @@ class ConfigError(Exception):
     exit_code = EXIT_CODE
 
     def __init__(self, problems: list[str], rest: DaemonConfig | None = None) -> None:
+        if (more := len(problems) - MOST_PROBLEMS) > 0:
+            problems = [*problems[:MOST_PROBLEMS], f"and {more} more"]
         super().__init__("\n".join(problems))
         self.problems = problems
         self.rest = rest
@@ -134,14 +140,6 @@ class ConfigText:
     def text(self) -> str:
         """Return the content, with the line ends that TOML's reader takes."""
         return normal_lines(self.raw)
-
-
-BYTE_ORDER_MARK = "\ufeff"
-
-
-def normal_lines(text: str) -> str:
-    """Return a text of Windows or of old Macs as others write it: line ends, no byte order mark."""
-    return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:

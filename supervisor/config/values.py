@@ -23,7 +23,7 @@ MAX_WARM_WORKERS = 16
 _DURATION = 'seconds as a number, or text such as "90s", "5m" or "1h"'
 _SIZE = 'bytes as an integer, or text such as "256MiB"'
 
-_SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
+_SIZE_PATTERN = r"([0-9]+(?:\.[0-9]+)?)\s*(B|KiB|MiB|GiB|TiB)"
 _HOST = r"([A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])"
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

@@ -397,8 +397,8 @@ UNSEEN = Files()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExit:
-    """The end of the last process, as `status` shows it; `at` is in wall-clock seconds, and
-    `cause` is the class of its cause."""
+    """The end of the last process, as `status` shows it; `at` is in wall-clock seconds, `cause` is
+    the class of its cause, and `last_words` are of its output."""
 
     reason: ExitReason
     code: int | None
@@ -406,6 +406,7 @@ class LastExit:
     detail: str
     at: float | None
     cause: DeathCause
+    last_words: str
 
 
 STEP = 0.01

@@ -256,8 +256,9 @@ class Ending:
 
     Attributes:
         text: how it ended, one phrase for people.
-        said: its last words; empty if it had none.
+        said: what it announced, or else its last words.
         announced: what it said about its end over the link; empty if it said nothing.
+        last_words: the line of its output that may be a cause; empty if there is none.
         exit_code: None if a signal ended it or nothing was started.
         signal_name: empty if it exited.
         cause: the class of its cause.
@@ -271,6 +272,7 @@ class Ending:
     text: str
     said: str
     announced: str = ""
+    last_words: str = ""
     exit_code: int | None = None
     signal_name: str = ""
     cause: DeathCause = DeathCause.UNKNOWN
@@ -728,6 +730,7 @@ class _Transition:
             detail=detail,
             at=seen.at,
             cause=seen.cause,
+            last_words=seen.last_words,
         )
         life.exits[reason, seen.cause] += 1
         self._do(RunningLost(text, died.verdict))

@@ -305,6 +305,10 @@ def classify(
     return DeathCause.OUT_OF_MEMORY if is_over_memory else DeathCause.UNKNOWN
 
 
+CLASSIFIED_LINES = 50
+"""The last lines of its output that may name the class of a death's cause."""
+
+
 def _seen_exit(event: Exited, dying: str, *, is_over_memory: bool) -> Ending:
     """Return the exit of a process as the shell has seen it.
 
@@ -313,16 +317,18 @@ def _seen_exit(event: Exited, dying: str, *, is_over_memory: bool) -> Ending:
         is_over_memory: whether it last held more memory than its limit.
     """
     is_over_memory = is_over_memory and event.signal_name == "SIGKILL"
-    lines = [*event.last_lines, dying]
+    lines = [*event.last_lines[-CLASSIFIED_LINES:], dying]
     cause = classify(event.exit_code, lines, is_over_memory=is_over_memory)
     text = event.signal_name or f"exit code {event.exit_code}"
     if cause is not DeathCause.UNKNOWN:
         text += f", {cause}"
-    said = dying or last_words(event.last_lines)
+    words = last_words(event.last_lines)
+    said = dying or words
     return Ending(
         text=f"{text}: {said}" if said else text,
         said=said,
         announced=dying,
+        last_words=words,
         exit_code=event.exit_code,
         signal_name=event.signal_name,
         cause=cause,

@@ -35,6 +35,7 @@ from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.prompt_batch import PromptBatch
 
 from support.models.tiny_model import make_tiny_model
+from support.worker.loop_driver import LoopDriver
 from support.worker.mlx_rows import (
     known_as,
     loaded_engine,
@@ -516,7 +517,7 @@ def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(tiny: Path) -> No
         assert (passes.waiting, passes.decode.new, passes.decode.rows) == ({}, {}, {})
 
 
-def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
+def test_a_model_without_numbers_warns_in_every_life_and_answer(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     weights: Any = mx.load(str(folder / "model.safetensors"))
     mx.eval(weights)
@@ -525,6 +526,12 @@ def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
     for known in (None, known_as(folder, TOGETHER)):
         with loaded_engine(folder, known_batching=known) as engine:
             assert engine.facts.warnings == (NO_NUMBERS,)
+            driver = LoopDriver(engine, engine.facts)
+            try:
+                answer = driver.answer(prompt_tokens=[1, 2], max_tokens=1)
+            finally:
+                driver.close()
+            assert answer.warnings == [NO_NUMBERS]
 
 
 @pytest.mark.parametrize(

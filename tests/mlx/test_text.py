@@ -576,6 +576,13 @@ def test_missing_settings_come_from_mlx_lms_module_and_those_of_the_folder_win(
     assert own.channel_rules.tool_format.name == "json_tools"
 
 
+@pytest.mark.parametrize("entry", [{"name": "default"}, {"template": "x"}, "x", 1])
+def test_entry_of_chat_templates_without_a_template_is_named_B6(folder: Path, entry: Any) -> None:
+    change(folder, "tokenizer_config.json", chat_template=[entry])
+    with pytest.raises(BadModelError, match="an entry of chat_template lacks its name or"):
+        text_of(folder, 2)
+
+
 @pytest.mark.parametrize("value", ["</s>", [[1]], [1, None], True, 1.5, {"a": 1}])
 def test_end_tokens_that_are_no_ids_name_the_file_that_has_them_B6(
     folder: Path, value: Any

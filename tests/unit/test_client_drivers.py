@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import threading
@@ -16,8 +17,12 @@ import zmq
 
 from mlxsup.client import async_client as async_module
 from mlxsup.client import client as thread_module
+from mlxsup.client import connection as connection_module
 from mlxsup.client.async_client import AsyncClient
-from mlxsup.client.client import Client, IoThread
+from mlxsup.client.client import Client, IoThread, SyncInbox
+from mlxsup.client.errors import ConnectionLost
+from mlxsup.client.streams import value_of
+from mlxsup.protocol.ids import RequestId
 
 
 class Connection:
@@ -302,6 +307,22 @@ def test_loop_reads_the_descriptors_of_the_link_until_it_is_closed_P2(
     assert len(loop.done) == 10, "a closed client asks nothing of its loop"
 
 
+def test_asynchronous_client_of_a_process_before_a_fork_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looped = Looped(monkeypatch)
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="make one in this process"):
+            asyncio.run(looped.client.status())
+        looped.events[0].close()
+        asyncio.run(looped.client.close())
+    assert looped.connection.done == ["pump"]
+    assert looped.loop.done == [("soon",)], "the loop belongs to the other process, too"
+    asyncio.run(looped.client.close())
+    assert looped.connection.done == ["pump", "close", "terminate"]
+
+
 def test_client_of_a_process_before_a_fork_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with Client("ipc:///x") as client, monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
@@ -309,3 +330,20 @@ def test_client_of_a_process_before_a_fork_says_so(monkeypatch: pytest.MonkeyPat
             client.generate("m", prompt="x")
     with pytest.raises(RuntimeError, match="is closed"):
         client.generate("m", prompt="x")
+
+
+def test_too_few_descriptors_are_an_error_before_libzmq_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    connection, inbox = connection_module.Connection("ipc:///x"), SyncInbox()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", none_left)
+        patch.setattr(connection_module, "Link", None)
+        connection.open_command(RequestId("a"), [b""], inbox)
+    with pytest.raises(ConnectionLost, match=r"/x: Too many open files; .*ulimit -n"):
+        value_of(inbox.take())
+    connection.close()
+    connection.terminate()

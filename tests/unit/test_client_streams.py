@@ -106,6 +106,18 @@ def test_fork_cannot_read_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
         next(stream)
 
 
+def test_fork_cannot_read_an_asynchronous_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Noted(DELTA)
+
+    async def read() -> None:
+        stream = noted.async_stream()
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="make one in this process"):
+            await anext(stream)
+
+    run(read)
+
+
 def test_subscription_ends_when_it_is_closed() -> None:
     noted, other = Noted({"n": 1}, {"n": 2}), Noted({"n": 1}, {"n": 2})
     with noted.events() as events:

@@ -253,6 +253,18 @@ def test_dying_message_counts_more_than_the_last_line() -> None:
     assert driver.row()["last_exit"]["detail"] == "x" * 200
 
 
+STACK = ("Thread 0x00007f (most recent call first):", '  File "a.py", line 198 in run')
+
+
+def test_a_status_has_the_last_words_above_the_stacks_of_a_stuck_process() -> None:
+    driver = in_state(State.READY)
+    driver.worker(Dying(code=70, message="no news"))
+    driver.exit(code=70, last_lines=("MemoryError: device", *STACK * 400))
+    last = driver.row()["last_exit"]
+    assert (last["detail"], last["last_words"]) == ("no news", "MemoryError: device")
+    assert last["cause"] == "unknown", "it may have been long ago"
+
+
 def test_a_load_that_is_tried_again_fails_as_retryable() -> None:
     driver = in_state(State.LOADING)
     driver.exit(last_lines=("one",))

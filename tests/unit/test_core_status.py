@@ -294,7 +294,7 @@ def test_a_process_that_cannot_be_ended_and_its_end_at_last_are_announced(how: s
     if how != "removed":
         assert driver.row()["last_exit"] == {
             "reason": "asked", "code": 9, "signal": None, "detail": "late", "at": 3.0,
-            "cause": "unknown",
+            "cause": "unknown", "last_words": "late",
         }  # fmt: skip
 
 

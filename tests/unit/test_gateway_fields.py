@@ -254,6 +254,7 @@ def test_every_way_to_ask_for_reasoning_reaches_the_template(
         ({"regex": "a", "guided_json": SCHEMA}, "regex", "send only one format"),
         ({"guided_json": "{"}, "guided_json", "must be a JSON schema"),
         ({"guided_choice": []}, "guided_choice", "a list of texts"),
+        ({"guided_choice": ["a", ""]}, "guided_choice", "must not have an empty text"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "no effect"),
         ({"structured_outputs": {"jsonn": {}}}, "structured_outputs.jsonn", "ask for json"),
         ({"structured_outputs": 5}, "structured_outputs", "must be an object"),

@@ -22,7 +22,6 @@ from mlxsup.protocol.log_files import (
     FollowedFile,
     all_lines,
     clean,
-    last_line,
     tail,
     written_at,
 )
@@ -75,30 +74,6 @@ def test_all_lines_come_oldest_first_out_of_the_rotated_files(log: Path) -> None
     assert all_lines(log) == ["a", "b", ""]
     os.utime(log, (5.0, 77.5))
     assert written_at(log) == 77.5
-
-
-STARTED = "2026-01-01T00:00:00.000Z INFO it is loaded"
-STACK = 'Thread 0x00007f (most recent call first):\n  File "a.py", line 198 in run\n'
-FIRST, SECOND = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number in (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", ""),
-        ("a\nb", "b"),
-        ("a\n\n", "a"),
-        (f"{STARTED}\n\n", STARTED),
-        (f"{FIRST}\nMemoryError\n{SECOND}\n{STARTED}", STARTED),
-        (f"{FIRST}\nMemoryError\n{SECOND}\nno device\n{STARTED}", "no device"),
-        (f"{FIRST}\nMemoryError\n{STARTED}", "MemoryError"),
-        (f"{FIRST}\nno news for 30 s\n" + STACK * 40, "no news for 30 s"),
-    ],
-)
-def test_last_line_is_one_of_the_latest_life(log: Path, text: str, line: str) -> None:
-    assert last_line(log) == ""
-    log.write_text(text)
-    assert last_line(log) == line
 
 
 def test_clean_removes_what_acts_on_a_terminal() -> None:

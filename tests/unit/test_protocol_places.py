@@ -14,6 +14,7 @@ from mlxsup.protocol.discovery import (
     find_config,
     find_place,
     log_dir_of,
+    read_toml,
     runtime_dir_of,
 )
 
@@ -116,6 +117,9 @@ def test_relative_folders_are_relative_to_the_file(home: Home) -> None:
 
 def test_own_runtime_folder_has_own_logs(home: Home) -> None:
     file = home.write("some", "some.toml")
+    assert log_dir_of(file) == Path("/r/some/logs")
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r"))
+    assert read_toml(file)["supervisor"], "as PowerShell or an old Mac writes it"
     assert log_dir_of(file) == Path("/r/some/logs")
     file.write_text("")
     assert log_dir_of(file) == home.folder / "h/.mlxsup/logs"

@@ -25,7 +25,7 @@ def test_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     assert parse_duration(text, default_unit="d") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1w", "1 s s", "1,5h", "1e3s", "90"])
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1w", "1 s s", "1,5h", "1e3s", "90", "٣s"])
 def test_other_text_is_no_duration(text: str) -> None:
     if text == "90":
         assert parse_duration(text, default_unit="m") == 5400.0

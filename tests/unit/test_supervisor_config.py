@@ -406,11 +406,31 @@ def test_text_of_a_duration_or_a_size(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "7", "MiB", "7MB", "-7B", "7 b", "1.KiB", "x7B", "7B x", "8388608TiB", "9" * 400 + "GiB"],
+    [
+        "",
+        "7",
+        "MiB",
+        "7MB",
+        "-7B",
+        "7 b",
+        "1.KiB",
+        "x7B",
+        "7B x",
+        "8388608TiB",
+        "9" * 400 + "GiB",
+        "٣GiB",
+    ],
 )
 def test_other_text_is_no_size(text: str) -> None:
     with pytest.raises(ValueError):
         parse_size(text)
+
+
+def test_many_errors_are_counted() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of("".join(f"k{number} = 1\n" for number in range(150)))
+    *shown, last = caught.value.problems
+    assert (len(shown), last) == (100, "and 50 more")
 
 
 # ---------------------------------------------------------------- lines

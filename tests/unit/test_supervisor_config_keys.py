@@ -167,6 +167,8 @@ def test_key_is_set_among_lines_that_stay_and_taken_out_again(
 
 REFUSED = {
     "a wrong value": ("models.a.max_concurrency", "many", "usage", "from 1 to 1024, not"),
+    "other digits": ("models.a.sampling.top_p", "٣", "usage", 'up to 1, not "٣"'),
+    "digits of a value that fits": ("models.a.step_timeout_s", "٣", "usage", 'not "٣"'),
     "more than a value": ("defaults.preload", "true\npinned = true", "usage", "true or false"),
     "nested without end": ("models.a.aliases", "[" * 4000, "usage", "must be an array of names"),
     "a value beyond the rules": ("models.a.revision", "v2", "usage", "needs repo"),

@@ -138,16 +138,16 @@ def test_a_rule_begins_each_life_on_a_line_of_its_own(monkeypatch: pytest.Monkey
     assert paper.taken() == [("close", None)]
 
 
-def test_the_last_lines_are_fifty_readable_ones_of_this_life() -> None:
+def test_the_last_lines_are_a_thousand_readable_ones_of_this_life() -> None:
     log = ModelLog(Path("/logs"), "m", Paper())
     assert log.last_lines == ()
     log.write(b"of the life before\n")
     log.begin(2, 7)
     assert log.last_lines == ()
-    log.write(b"".join(b"%d\r\n" % n for n in range(60)))
-    assert log.last_lines == tuple(str(n) for n in range(10, 60))
+    log.write(b"".join(b"%d\r\n" % n for n in range(1010)))
+    assert log.last_lines == tuple(str(n) for n in range(10, 1010))
     log.write(b"\n\xff" + b"x" * 3000)
-    assert log.last_lines == (*(str(n) for n in range(12, 60)), "", "\ufffd" + "x" * 2047)
+    assert log.last_lines == (*(str(n) for n in range(12, 1010)), "", "\ufffd" + "x" * 2047)
 
 
 def test_a_bounded_tail_of_the_output_is_kept_in_whole_pieces() -> None:

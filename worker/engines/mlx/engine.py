@@ -525,7 +525,8 @@ class MlxEngine:
             self._warm_up_work = warm_up(batch, self._spec, self.facts, steps)
         self._narrow_vocabulary(batch.logits_width)
         if not batch.gives_numbers:
-            self._facts = replace(self.facts, warnings=(*self.facts.warnings, NO_NUMBERS))
+            warnings = (*self.facts.warnings, NO_NUMBERS)
+            self._facts = replace(self.facts, warnings=warnings, answer_warnings=(NO_NUMBERS,))
 
     def _open_prefix_cache(self) -> None:
         """From now on rows are kept; before, neither the model nor its memory was final."""

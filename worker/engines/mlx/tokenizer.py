@@ -98,6 +98,12 @@ def _odd_template(folder: Path) -> Path | None:
     return None
 
 
+def _has_odd_entry(folder: Path) -> bool:
+    """True if a list of chat templates has an entry that transformers does not take."""
+    entries = _read(folder / TOKENIZER_CONFIG).get("chat_template")
+    return isinstance(entries, list) and len(_named(entries)) < len(entries)
+
+
 def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
     """Make the error for a tokenizer that cannot be used: it names the file, in one line."""
     named = folder / TOKENIZER
@@ -108,6 +114,8 @@ def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
     elif (folder / TOKENIZER_CONFIG).exists() and _is_readable(named):
         named = folder / TOKENIZER_CONFIG
     cause = shorten(error)
+    if isinstance(error, KeyError | TypeError) and _has_odd_entry(folder):
+        cause = "an entry of chat_template lacks its name or its template"
     if "trust_remote_code" in str(error):
         cause = "it is a program in the model folder, and mlxsup does not run such programs"
     return BadModelError(f"{named}: the tokenizer cannot be used: {cause}")
