@@ -28,7 +28,7 @@ from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import CLASSES, NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
-from .accounting import Account, Counters, Terms
+from .accounting import Account, Cost, Counters, Terms
 from .actions import Deadlines
 from .poison import Digest, Held
 from .settings import CoreSettings
@@ -167,31 +167,6 @@ class Sent:
     seq: int = 0
     warnings: list[str] = field(default_factory=list)
     notices: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class Cost:
-    """The cost of a request.
-
-    Attributes:
-        engine_s: engine seconds charged so far.
-        tokenize_s, prefill_s: how long its prompt took, in seconds.
-        cached_tokens: how much of its prompt was in a cache.
-        drafted, draft_accepted: how many tokens its row has guessed, and how many of them it drew.
-        read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
-        first_token_at: monotonic seconds; None: it has no token yet.
-        acceptance_bytes: about how large its acceptance is: prompt, tools, a schema.
-    """
-
-    engine_s: float = 0.0
-    tokenize_s: float = 0.0
-    prefill_s: float = 0.0
-    cached_tokens: int = 0
-    drafted: int = 0
-    draft_accepted: int = 0
-    read_tokens: int = 0
-    first_token_at: float | None = None
-    acceptance_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
