@@ -51,8 +51,8 @@ class Terms:
 
     Attributes:
         settings: as they were last read, with what there is of the memory budget now.
-        gateway_pid: the process through which HTTP requests come; None: there is none. Without
-            keys it is one account on behalf of many clients.
+        gateway_pid: the process through which HTTP requests come, which `gateway.py` notes; None:
+            none listens. Without keys it is one account on behalf of many clients.
     """
 
     def __init__(self, settings: CoreSettings) -> None:

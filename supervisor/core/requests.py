@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -28,7 +28,7 @@ from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import CLASSES, NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
-from .accounting import Account, Cost, Counters, Terms
+from .accounting import Account, Cost, Counters, DeviceTime, Terms
 from .actions import Deadlines
 from .poison import Digest, Held
 from .settings import CoreSettings
@@ -335,6 +335,7 @@ class Ledger:
     """Every open request, by key or by who asked; counts what is bounded (H5).
 
     Attributes:
+        devices: by the backend of the engines that share one.
         waiting: requests that are queued and have not begun, over all models.
         waiting_by_account: the same, by account.
         running_by_account: those that were dispatched and do not wait again.
@@ -345,6 +346,8 @@ class Ledger:
 
     def __init__(self, settings: CoreSettings, deadlines: Deadlines) -> None:
         self.terms = Terms(settings)
+        # Bounded: there are three backends, and the fake one.
+        self.devices: defaultdict[str, DeviceTime] = defaultdict(DeviceTime)
         self._deadlines = deadlines
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
         # that, plus the rows of every engine, plus paused ones by `max_queue_bytes`.

@@ -56,7 +56,6 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 
-from .accounting import Account, DeviceTime
 from .actions import Outbox
 from .attaching import Attaching
 from .errors import (
@@ -77,7 +76,7 @@ from .errors import (
     worker_crashed,
 )
 from .model import Model
-from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
+from .poison import QUARANTINE_S, Evidence, Verdict, digest_of
 from .preemption import (
     end_intake,
     is_held_back,
@@ -108,14 +107,11 @@ class Serving:
 
     Attributes:
         attaching: the streams that have more than one reader.
-        devices: by the backend of the engines that share one.
     """
 
     def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
         self.ledger = ledger
         self.attaching = Attaching(outbox)
-        # Bounded: there are three backends, and the fake one.
-        self.devices: defaultdict[str, DeviceTime] = defaultdict(DeviceTime)
         self._outbox = outbox
 
     # ------------------------------------------------------------ in
@@ -142,10 +138,6 @@ class Serving:
             RemoteError: why it may not wait.
         """
         account = self.ledger.terms.account(message.client, process, connection)
-        priority = message.priority or self.ledger.terms.of(account).priority
-        digest = digest_of(model.name, message.body, adapter)
-        model.blame.expire(now)
-        self._check(model, account, priority, digest, len(message.body), models, now)
         request = Request(
             key=self.ledger.new_key(),
             connection=connection,
@@ -153,41 +145,34 @@ class Serving:
             account=account,
             model=model.name,
             adapter=adapter,
-            priority=priority,
+            priority=message.priority or self.ledger.terms.of(account).priority,
             body=message.body,
-            digest=digest,
+            digest=digest_of(model.name, message.body, adapter),
             may_resume=message.resume,
             wants_notices=message.notices,
             limits=self._limits_of(message, now),
             waiting=Waiting(arrived_at=now),
         )
+        model.blame.expire(now)
+        self._check(model, request, models, now)
         self.ledger.add(request)
         model.line_up(request, now)
 
-    def _check(
-        self,
-        model: Model,
-        account: Account,
-        priority: Priority,
-        digest: Digest,
-        body_bytes: int,
-        models: int,
-        now: float,
-    ) -> None:
+    def _check(self, model: Model, request: Request, models: int, now: float) -> None:
         """Raise RemoteError if a request may not wait."""
         terms, life = self.ledger.terms, model.life
-        highest = terms.of(account).max_priority
-        if priority.is_above(highest):
-            raise priority_too_high(priority, highest, terms.table_of(account))
+        highest = terms.of(request.account).max_priority
+        if request.priority.is_above(highest):
+            raise priority_too_high(request.priority, highest, terms.table_of(request.account))
         if life.state is State.FAILED:
             raise model_failed(life.name, life.failure)
         is_going = life.state in (State.DRAINING, State.STOPPING)
         if is_going and life.wanted is Wanted.DOWN and life.why is Why.USER:
             raise cut_off(life.name, life.why)
-        lifted_in_s = model.blame.quarantined_for_s(digest, now)
+        lifted_in_s = model.blame.quarantined_for_s(request.digest, now)
         if lifted_in_s is not None:
             raise quarantined(model.name, 0, lifted_in_s)
-        full = self._what_is_full(model, account, body_bytes, models)
+        full = self._what_is_full(model, request, models)
         if full is not None:
             limit, sentence = full
             raise overloaded(
@@ -195,13 +180,11 @@ class Serving:
                 limit,
                 sentence,
                 queue_depth=self.ledger.waiting,
-                running=[request.id for request in model.batch.running.values()],
+                running=[one.id for one in model.batch.running.values()],
                 retry_after_s=model.next_free_s(),
             )
 
-    def _what_is_full(
-        self, model: Model, account: Account, body_bytes: int, models: int
-    ) -> tuple[str, str] | None:
+    def _what_is_full(self, model: Model, request: Request, models: int) -> tuple[str, str] | None:
         """Return the setting that leaves no room for one more request, and how near it is; None if
         there is room (H3, H5).
 
@@ -209,9 +192,9 @@ class Serving:
         count. Beyond `max_queue` overall, each model still has an equal share of it, so that the
         queue of a loading or slow model does not block the others: at most twice `max_queue` wait.
         """
-        ledger, queued = self.ledger, len(model.queue)
+        ledger, account, queued = self.ledger, request.account, len(model.queue)
         settings = ledger.terms.settings
-        if ledger.held_bytes + body_bytes > settings.max_queue_bytes:
+        if ledger.held_bytes + len(request.body) > settings.max_queue_bytes:
             sentence = f"open requests hold {ledger.held_bytes} bytes, close to the limit"
             return "max_queue_bytes", sentence
         if ledger.may_run(account) and model.can_start:
