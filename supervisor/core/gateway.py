@@ -111,7 +111,7 @@ class Gateway:
     def _kill(self, cause: str, now: float) -> None:
         self._cause = cause
         self._enter(GatewayState.FROZEN, now)
-        self._outbox.add(KillGateway(number=self._number, cause=cause))
+        self._outbox.add(KillGateway(cause=cause))
 
     def ended(
         self, number: int, cause: str, now: float, *, is_crash: bool, is_ending: bool
