@@ -387,13 +387,14 @@ class Ledger:
         most = self.terms.of(account).max_running
         return max(most - self.running_by_account[account], 0) if most else math.inf
 
-    def new_key(self) -> RequestKey:
-        """Return a key that was never used before."""
-        self._last_key += 1
-        return RequestKey(self._last_key)
+    @property
+    def next_key(self) -> RequestKey:
+        """Return the key of the next request that is added: they count those that were admitted."""
+        return RequestKey(self._last_key + 1)
 
     def add(self, request: Request) -> None:
         """Count a request that was admitted; it is queued."""
+        self._last_key = request.key
         self._by_key[request.key] = request
         self._by_connection.setdefault(request.connection, {})[request.id] = request
         self._count_waiting(request, 1)

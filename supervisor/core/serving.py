@@ -139,7 +139,7 @@ class Serving:
         """
         account = self.ledger.terms.account(message.client, process, connection)
         request = Request(
-            key=self.ledger.new_key(),
+            key=self.ledger.next_key,
             connection=connection,
             id=message.id,
             account=account,

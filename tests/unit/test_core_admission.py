@@ -420,6 +420,15 @@ def test_charged_account_moves_back() -> None:
     )
 
 
+def test_numbers_count_the_requests_that_were_admitted() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
+    driver.ask("a")
+    driver.ask("refused")
+    driver.cancel("a")
+    driver.ask("b")
+    assert [request.key for request in driver.core.ledger] == [2]
+
+
 # HTTP without a key: one process, many clients
 
 QUEUES = CoreSettings(max_queue=100, max_queue_per_client=10)
