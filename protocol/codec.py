@@ -295,7 +295,9 @@ def read_part(cls: type[P], value: dict[str, Any], path: str = "", *, is_strict:
     Raises:
         DecodeError: a field is wrong.
     """
-    return typing.cast(P, _schema(typing.cast(Any, cls), is_strict=is_strict)(value, path))
+    kind: Any = cls
+    part: P = _schema(kind, is_strict=is_strict)(value, path)
+    return part
 
 
 def pack(value: object) -> bytes:

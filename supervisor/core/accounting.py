@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping
-from typing import NewType
+from dataclasses import dataclass
+from typing import NewType, Protocol
 
-from mlxsup.protocol.ids import ConnectionId, ModelName, RequestKey
+from mlxsup.protocol.ids import ConnectionId, RequestKey
 from mlxsup.protocol.worker_messages import Step
 
 from .settings import ANYONE, ClientSettings, CoreSettings
@@ -50,8 +51,8 @@ class Terms:
 
     Attributes:
         settings: as they were last read, with what there is of the memory budget now.
-        gateway_pid: the process through which HTTP requests come; None: there is none. Without
-            keys it is one account on behalf of many clients.
+        gateway_pid: the process through which HTTP requests come, which `gateway.py` notes; None:
+            none listens. Without keys it is one account on behalf of many clients.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -167,11 +168,53 @@ class Counters:
             del self._of[account]
 
 
-# ---------------------------------------------------------------- what a step costs
+# ---------------------------------------------------------------- what a request costs
+
+
+@dataclass(slots=True, kw_only=True)
+class Cost:
+    """The cost of a request.
+
+    Attributes:
+        engine_s: engine seconds charged so far.
+        tokenize_s, prefill_s: how long its prompt took, in seconds.
+        cached_tokens: how much of its prompt was in a cache.
+        drafted, draft_accepted: how many tokens its row has guessed, and how many of them it drew.
+        read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
+        first_token_at: monotonic seconds; None: it has no token yet.
+        acceptance_bytes: about how large its acceptance is: prompt, tools, a schema.
+    """
+
+    engine_s: float = 0.0
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    cached_tokens: int = 0
+    drafted: int = 0
+    draft_accepted: int = 0
+    read_tokens: int = 0
+    first_token_at: float | None = None
+    acceptance_bytes: int = 0
+
+
+class Payer(Protocol):
+    """A request, as far as steps are charged to it."""
+
+    @property
+    def account(self) -> Account:
+        """Return on whose behalf it is."""
+
+    @property
+    def cost(self) -> Cost:
+        """Return what it has cost."""
+
+    @property
+    def computed_tokens(self) -> float:
+        """Return how many tokens of its prompt and its answer have been computed, in any process;
+        infinity for all of them."""
 
 
 class DeviceTime:
-    """The time of one device.
+    """The time of one device, and which engines work there.
 
     An engine works from the first request that it accepts until it holds none: then its steps
     follow each other without a gap, and a step of another engine meets one of its own, whether
@@ -184,19 +227,21 @@ class DeviceTime:
         self._at = 0.0
         self._given_s = 0.0
         # When each working engine was last heard of, and the same for that moment.
-        self._heard: dict[ModelName, tuple[float, float]] = {}
+        self._heard: dict[Meter, tuple[float, float]] = {}
 
-    def begins(self, engine: ModelName, now: float) -> None:
-        """Note that an engine that rested has something to do."""
-        self._changes(now)
-        self._heard[engine] = now, self._given_s
+    def works(self, engine: Meter, now: float) -> None:
+        """Note that an engine has something to do; it may have been at work before."""
+        if engine not in self._heard:
+            self._changes(now)
+            self._heard[engine] = now, self._given_s
 
-    def rests(self, engine: ModelName, now: float) -> None:
-        """Note that an engine that worked has nothing to do, or is gone."""
-        self._changes(now)
-        del self._heard[engine]
+    def rests(self, engine: Meter, now: float) -> None:
+        """Note that an engine has nothing to do, or is gone."""
+        if engine in self._heard:
+            self._changes(now)
+            del self._heard[engine]
 
-    def cost_s(self, engine: ModelName, took_s: float, at: float) -> float:
+    def cost_s(self, engine: Meter, took_s: float, at: float) -> float:
         """Return what the steps of a working engine cost since it was last heard of:
         their duration, of which each moment counts as much as the engine was given of it.
 
@@ -209,15 +254,119 @@ class DeviceTime:
         passed_s = at - heard_at
         share = (given_s - before_s) / passed_s if passed_s > 0 else 1 / len(self._heard)
         self._heard[engine] = at, given_s
-        return took_s * min(share, 1.0)
+        return max(took_s, 0.0) * min(share, 1.0)
 
     def _changes(self, now: float) -> None:
+        """Charge what all engines have done before their number, and so the price of a second,
+        changes."""
+        for engine in self._heard:
+            engine.settle()
         if self._heard:
             self._given_s = self._given_until(now)
         self._at = now
 
     def _given_until(self, now: float) -> float:
         return self._given_s + (now - self._at) / len(self._heard)
+
+
+@dataclass(slots=True, kw_only=True)
+class _AlikeSteps:
+    """Steps of one engine in a row that decoded the same rows, read no prompt and ended nothing,
+    while the same engines worked; not frozen, because each step is added to it.
+
+    Attributes:
+        payers: the requests of the rows that have not ended.
+        keys: of the rows that each step decoded, in order, those of ended requests included.
+        took_s: seconds of all of them.
+        at: when the last was heard of, in monotonic seconds.
+    """
+
+    payers: list[Payer]
+    keys: list[RequestKey]
+    took_s: float = 0.0
+    at: float
+
+
+class Meter:
+    """The engine seconds of one model: charges its steps at once, or together as long as they
+    differ in nothing.
+
+    Attributes:
+        device: where its engine computes; says nothing before the model is READY.
+        engine_s: what was charged to requests, since the supervisor's start.
+        repeated_s: what was spent on tokens that had been computed before and were lost.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self.device = DeviceTime()
+        self.engine_s = 0.0
+        self.repeated_s = 0.0
+        self._counters = counters
+        self._alike: _AlikeSteps | None = None
+
+    def works(self, now: float) -> None:
+        """Note that the engine has accepted a request, or got its lease; it may have been at work
+        before."""
+        self.device.works(self, now)
+
+    def rests(self, now: float) -> None:
+        """Note that the engine holds no request any longer or waits for a lease, or its process is
+        gone."""
+        self.device.rests(self, now)
+
+    def add(self, step: Step, running: Mapping[RequestKey, Payer], now: float) -> None:
+        """Charge a step of an engine that holds rows, now or with those after it; nothing of it has
+        changed a request yet."""
+        alike = self._alike
+        if (
+            alike is not None
+            and [row.key for row in step.rows] == alike.keys
+            and not step.prefill
+            and not step.between_steps
+        ):
+            alike.took_s += step.took_s
+            alike.at = now
+        else:
+            self._charge(step, running, now)
+
+    def settle(self) -> None:
+        """Charge what has not been charged yet: before a request leaves, and before the charges are
+        read."""
+        alike, self._alike = self._alike, None
+        if alike is None:
+            return
+        cost_s = self.device.cost_s(self, alike.took_s, alike.at)
+        self.engine_s += cost_s
+        for request in alike.payers:  # each row pays an equal part
+            self._pay(request, cost_s / len(alike.keys))
+
+    def _charge(self, step: Step, running: Mapping[RequestKey, Payer], now: float) -> None:
+        self.settle()
+        self.works(now)
+        cost_s = self.device.cost_s(self, step.took_s, now)
+        read_before = {
+            row.key: running[row.key].computed_tokens for row in step.prefill if row.key in running
+        }
+        paid, repeated_s = charge(step, cost_s, read_before)
+        for key, seconds in paid.items():
+            if key in running:
+                self._pay(running[key], seconds)
+        for row in step.prefill:
+            if row.key in running:
+                cost = running[row.key].cost
+                cost.read_tokens = max(cost.read_tokens, row.done)
+        self.engine_s += sum(paid.values())
+        self.repeated_s += repeated_s
+        keys = [row.key for row in step.rows]
+        are_all = keys and len(keys) == len(paid)
+        if are_all and not step.prefill and not step.between_steps:
+            payers = [running[key] for key in paid if key in running]
+            self._alike = _AlikeSteps(payers=payers, keys=keys, at=now)
+
+    def _pay(self, request: Payer, engine_s: float) -> None:
+        """Charge a request, and its account, so much of the engine's time."""
+        request.cost.engine_s += engine_s
+        self._counters.charge(request.account, engine_s)
 
 
 def charge(

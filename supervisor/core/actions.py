@@ -113,7 +113,6 @@ class StartGateway:
 class KillGateway:
     """Kill the gateway's process, which does nothing any longer; answered by `GatewayEnded`."""
 
-    number: int
     cause: str
 
 

@@ -298,9 +298,9 @@ class Budget:
         size_bytes: what the models may take together now.
         machine_bytes: what the machine has of the memory that models live in: the device's with
             CUDA, otherwise its RAM or the limit of its control group.
-        is_given: whether the configuration says so; otherwise it follows from the machine.
         reason: how it was found, a phrase: `15.60 GiB of RAM less a reserve of 2.00 GiB`.
-        automatic_bytes: what it would be if the configuration did not say; None: it is that.
+        automatic_bytes: what would follow from the machine, if the configuration says something
+            else; None: it says nothing.
         lowered_from_bytes: what they may take together otherwise, if others need so much memory
             that it is less now; None if it is not lowered.
         shortage: why it is lowered, a phrase; empty if it is not.
@@ -310,7 +310,6 @@ class Budget:
 
     size_bytes: int
     machine_bytes: int
-    is_given: bool
     reason: str
     automatic_bytes: int | None = None
     lowered_from_bytes: int | None = None

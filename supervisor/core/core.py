@@ -77,7 +77,7 @@ class Core:
         self.fleet = Fleet(settings, models, random=random, is_strict=is_strict)
         self.outbox = self.fleet.outbox
         self.ledger = self.fleet.ledger
-        self._gateway = Gateway(gateway, self.outbox)
+        self._gateway = Gateway(gateway, self.ledger.terms, self.outbox)
         self._daemon = Daemon(facts=facts, gateway=self._gateway)
         self._clients = ClientEvents(self.fleet, self._daemon)
         self._has_finished = False
@@ -151,7 +151,6 @@ class Core:
                     self.fleet.trigger(self.fleet.by_name[name], report, event.now)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
-                self.ledger.terms.gateway_pid = pid
             case GatewayBeat(number=number):
                 self._gateway.beat(number, event.now)
             case GatewayEnded(number=number, cause=cause, is_crash=is_crash):

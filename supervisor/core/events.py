@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mlxsup.protocol.client_messages import ClientMessage
@@ -12,14 +12,15 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.worker_messages import WorkerMessage
 
 from .budget import Need, Reading
 from .settings import CoreSettings, ModelSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
+@record
+class _Event(Record):
     """Something happened.
 
     Attributes:
@@ -29,7 +30,7 @@ class _Event:
     now: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OfWorker(_Event):
     """Something happened to a process: the one of this model with this generation."""
 
@@ -37,22 +38,25 @@ class OfWorker(_Event):
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfClient(_Event):
     """A client said or did something, or the shell has read what one asked for."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class Started(_Event):
     """The supervisor is up: preload what the configuration says. The first event."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class Tick(_Event):
     """A time asked for with `WakeAt` has come."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@record
 class ClientSaid(OfClient):
     """A client sent a message.
 
@@ -66,42 +70,42 @@ class ClientSaid(OfClient):
     process: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ClientGone(OfClient):
     """A client's connection is closed: its requests are cancelled, its commands forgotten."""
 
     connection: ConnectionId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ClientTooSlow(OfClient):
     """A client has not read what waits for it: its requests end with `slow_consumer`."""
 
     connection: ConnectionId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Spawned(OfWorker):
     """The process asked for with `Spawn` is running."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SpawnFailed(OfWorker):
     """The process asked for with `Spawn` could not be started."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerSaid(OfWorker):
     """A worker sent a message (a HELLO only with the right token)."""
 
     message: WorkerMessage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerSeen(OfWorker):
     """A process was inspected, as `LookAtWorker` asked.
 
@@ -112,7 +116,7 @@ class WorkerSeen(OfWorker):
     is_stopped: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FilesSeen(OfWorker):
     """The files of a model were compared with those that its worker has loaded, as `LookAtFiles`
     asked.
@@ -124,7 +128,7 @@ class FilesSeen(OfWorker):
     change: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerBroke(OfWorker):
     """A worker sent something that is not a message: it is killed, as a crash without evidence.
 
@@ -137,7 +141,6 @@ class WorkerBroke(OfWorker):
     is_other_version: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUnlinked(OfWorker):
     """The connection of a worker that had said HELLO has ended, and everything it carried was read.
 
@@ -145,8 +148,10 @@ class WorkerUnlinked(OfWorker):
     any later connection for a stranger's.
     """
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@record
 class Exited(OfWorker):
     """A worker's process has exited and its output has been read to the end.
 
@@ -163,7 +168,7 @@ class Exited(OfWorker):
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrewarmedReady(_Event):
     """A prewarmed worker has imported everything, and waits for a launch spec."""
 
@@ -171,14 +176,14 @@ class PrewarmedReady(_Event):
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrewarmedEnded(_Event):
     """The process of a prewarmed worker has exited, or could not be started."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DownloadSaid(_Event):
     """A download has come further, is complete, or has failed.
 
@@ -191,7 +196,7 @@ class DownloadSaid(_Event):
     report: SnapshotReport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GatewayListening(_Event):
     """The gateway that was started under this number accepts connections.
 
@@ -204,14 +209,14 @@ class GatewayListening(_Event):
     address: Address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GatewayBeat(_Event):
     """The event loop of the gateway that was started under this number runs."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GatewayEnded(_Event):
     """The gateway's process has ended, or it could not be started.
 
@@ -225,7 +230,7 @@ class GatewayEnded(_Event):
     is_crash: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sampled(_Event):
     """The monitor has measured memory.
 
@@ -239,7 +244,7 @@ class Sampled(_Event):
     reading: Reading | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Appraised(_Event):
     """The memory that models need: before they are loaded from their files, then as measured.
 
@@ -250,7 +255,7 @@ class Appraised(_Event):
     needs: Mapping[ModelName, Need]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LaunchAppraised(OfClient):
     """A model was appraised for a load with another launch, which a client has asked for.
 
@@ -264,7 +269,7 @@ class LaunchAppraised(OfClient):
     need: Need | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShutdownAsked(_Event):
     """A signal asked the supervisor to end.
 
@@ -275,7 +280,7 @@ class ShutdownAsked(_Event):
     is_immediate: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reloaded(OfClient):
     """The configuration was read again and is valid.
 
@@ -299,7 +304,7 @@ class Reloaded(OfClient):
     answer: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReloadRefused(OfClient):
     """The configuration was read again and cannot be used: the old one stays in effect (P20).
 
@@ -311,7 +316,7 @@ class ReloadRefused(OfClient):
     caller: Caller
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SettingsRead(OfClient):
     """The settings of a model were read from the configuration file."""
 

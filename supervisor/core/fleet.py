@@ -281,8 +281,6 @@ class Fleet:
     def settle_warm_pool(self, now: float) -> None:
         """Start a prewarmed worker if it is missing and nothing loads; end those that are too
         many."""
-        if not self.warm_pool.workers and self.settings.warm_workers == 0:
-            return
         loaded = loaded_models(self, self.settings, now)
         self.warm_pool.settle(
             self.settings,

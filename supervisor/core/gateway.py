@@ -15,6 +15,7 @@ from typing import Any
 
 from mlxsup.protocol.gateway import Address
 
+from .accounting import Terms
 from .actions import CloseListener, Housekeeping, KillGateway, Outbox, StartGateway
 
 FIRST_DELAY_S = 0.5
@@ -52,16 +53,17 @@ class Gateway:
 
     Args:
         address: where it listens; None: there is none.
+        terms: of accounts, which depend on its process.
     """
 
-    def __init__(self, address: Address | None, outbox: Outbox) -> None:
+    def __init__(self, address: Address | None, terms: Terms, outbox: Outbox) -> None:
         self._address = address
         self._shown: Address | None = address
+        self._terms = terms
         self._outbox = outbox
         self._state = GatewayState.STARTING
         self._since = 0.0
         self._number = 0
-        self._pid: int | None = None
         self._ends_in_a_row = 0
         self._crashes_in_a_row = 0
         self._cause: str | None = None
@@ -85,7 +87,7 @@ class Gateway:
             address: with the port that it was given.
         """
         if number == self._number and self._state is GatewayState.STARTING:
-            self._pid, self._shown = pid, address
+            self._terms.gateway_pid, self._shown = pid, address
             self._enter(GatewayState.LISTENING, now)
             self.beat(number, now)
 
@@ -109,7 +111,7 @@ class Gateway:
     def _kill(self, cause: str, now: float) -> None:
         self._cause = cause
         self._enter(GatewayState.FROZEN, now)
-        self._outbox.add(KillGateway(number=self._number, cause=cause))
+        self._outbox.add(KillGateway(cause=cause))
 
     def ended(
         self, number: int, cause: str, now: float, *, is_crash: bool, is_ending: bool
@@ -124,12 +126,13 @@ class Gateway:
         """
         if number != self._number:
             return
-        was_frozen, has_listened = self._state is GatewayState.FROZEN, self._pid is not None
+        was_frozen = self._state is GatewayState.FROZEN
+        has_listened = self._terms.gateway_pid is not None
         if self._state is GatewayState.LISTENING and now - self._since >= STABLE_S:
             self._ends_in_a_row = self._crashes_in_a_row = 0
         self._ends_in_a_row += 1
         self._crashes_in_a_row = self._crashes_in_a_row + 1 if is_crash else 0
-        self._pid, self._cause = None, self._cause if was_frozen else cause
+        self._terms.gateway_pid, self._cause = None, self._cause if was_frozen else cause
         self._outbox.deadlines.set(Housekeeping.GATEWAY, None)
         is_loop = self._crashes_in_a_row >= LOOP_ENDS
         self._enter(GatewayState.CRASH_LOOP if is_loop else GatewayState.BACKOFF, now)
@@ -153,7 +156,7 @@ class Gateway:
             "state": self._state.value,
             "address": str(self._shown),
             "url": self._shown.url,
-            "pid": self._pid,
+            "pid": self._terms.gateway_pid,
             "since_s": now - self._since,
             "restarts": max(0, self._number - 1),
             "ends_in_a_row": 0 if is_up else self._ends_in_a_row,

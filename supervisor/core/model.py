@@ -18,7 +18,7 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wante
 from mlxsup.protocol.worker_messages import Heartbeat, SetBudget
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from .accounting import UNKNOWN_COST_S, DeviceTime
+from .accounting import UNKNOWN_COST_S, DeviceTime, Meter
 from .kv_budget import Part, RowBudget
 from .life import Lack, Life, Pending, Ready
 from .poison import Blame, Held
@@ -225,46 +225,17 @@ class Batch:
 
 
 @dataclass(slots=True, kw_only=True)
-class AlikeSteps:
-    """Steps of one engine in a row that decoded the same rows, read no prompt and ended nothing,
-    while the same engines worked; not frozen, because each step is added to it.
-
-    Attributes:
-        payers: the requests of the rows that have not ended.
-        keys: of the rows that each step decoded, in order, those of ended requests included.
-        took_s: seconds of all of them.
-        at: when the last was heard of, in monotonic seconds.
-    """
-
-    device: DeviceTime
-    payers: list[Request]
-    keys: list[RequestKey]
-    took_s: float = 0.0
-    at: float
-
-    def cost_s(self, engine: ModelName) -> float:
-        """Return what all steps cost since they were last charged; each row pays an equal part."""
-        return self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
-
-
-@dataclass(slots=True, kw_only=True)
 class Totals:
     """The sums of a model since the supervisor's start.
 
     Attributes:
-        engine_s: engine seconds charged to requests.
-        repeated_s: engine seconds for what had been computed before and was lost.
         drafted, draft_accepted: how many tokens its rows have guessed, and how many of them they
             drew.
-        alike: steps that have not been charged yet; `Model.settle` does that.
     """
 
     tokens: int = 0
     drafted: int = 0
     draft_accepted: int = 0
-    engine_s: float = 0.0
-    repeated_s: float = 0.0
-    alike: AlikeSteps | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,6 +244,7 @@ class Model:
 
     Attributes:
         name: as the configuration has it.
+        meter: the engine seconds that its steps have cost.
         paused: requests that a person has paused; they wait outside the queue.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         keep_alive_s: how long it stays loaded while idle, as its latest request or load has it; -1:
@@ -285,6 +257,7 @@ class Model:
     name: ModelName
     life: Life
     queue: Queue
+    meter: Meter = field(init=False)
     paused: dict[RequestKey, Request] = field(default_factory=dict)
     process: Process = field(default_factory=Process)
     batch: Batch = field(default_factory=Batch)
@@ -297,6 +270,9 @@ class Model:
     load_s: float = 0.0
     told_waiting: tuple[WaitReason, str, int] | None = None
 
+    def __post_init__(self) -> None:
+        self.meter = Meter(self.queue.counters)
+
     @property
     def has_room(self) -> bool:
         """True if a row is free and the worker can be reached; leaving rows still count."""
@@ -308,7 +284,7 @@ class Model:
         What the worker has accepted goes before new ones; everything else is as new. Its account
         may have had nothing here for a while.
         """
-        self.settle()
+        self.meter.settle()
         waiting, account = self.queue.accounts, request.account
         running = {other.account for other in self.batch.running.values()}
         if account not in waiting and account not in running:
@@ -579,9 +555,14 @@ class Model:
             return False
         return residency.look(self.batch.running, self.totals.tokens, now)
 
-    def learn(self, ready: ReadyMessage, now: float) -> None:
-        """Take what a worker says at the end of a load, with which a turn begins."""
+    def learn(self, ready: ReadyMessage, device: DeviceTime, now: float) -> None:
+        """Take what a worker says at the end of a load, with which a turn begins.
+
+        Args:
+            device: that of its backend.
+        """
         self.process.ready = ready
+        self.meter.device = device
         self.process.residency = Residency(ready_at=now, tokens_before=self.totals.tokens)
         self.idle_since, self.load_s = now, now - self.life.phase.since
         if self.life.launch.max_concurrency > 1:  # with one row there is nothing to find out
@@ -596,22 +577,6 @@ class Model:
         because those that run at the same time share its seconds."""
         cost_s = self.queue.counters.cost_s
         return UNKNOWN_COST_S if cost_s is None else max(cost_s, SHORTEST_FREE_S)
-
-    def settle(self) -> None:
-        """Charge what its requests have cost until now: before one of them leaves, and before
-        the charges are read."""
-        alike, self.totals.alike = self.totals.alike, None
-        if alike is None:
-            return
-        cost_s = alike.cost_s(self.name)
-        self.totals.engine_s += cost_s
-        for request in alike.payers:
-            self.pay(request, cost_s / len(alike.keys))
-
-    def pay(self, request: Request, engine_s: float) -> None:
-        """Charge a request, and its account, so much of the engine's time."""
-        request.cost.engine_s += engine_s
-        self.queue.counters.charge(request.account, engine_s)
 
     def forget_process(self) -> None:
         """Forget what was only true of the process, which is gone."""

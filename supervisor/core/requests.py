@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -28,7 +28,7 @@ from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import CLASSES, NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
-from .accounting import Account, Counters, Terms
+from .accounting import Account, Cost, Counters, DeviceTime, Terms
 from .actions import Deadlines
 from .poison import Digest, Held
 from .settings import CoreSettings
@@ -167,31 +167,6 @@ class Sent:
     seq: int = 0
     warnings: list[str] = field(default_factory=list)
     notices: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class Cost:
-    """The cost of a request.
-
-    Attributes:
-        engine_s: engine seconds charged so far.
-        tokenize_s, prefill_s: how long its prompt took, in seconds.
-        cached_tokens: how much of its prompt was in a cache.
-        drafted, draft_accepted: how many tokens its row has guessed, and how many of them it drew.
-        read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
-        first_token_at: monotonic seconds; None: it has no token yet.
-        acceptance_bytes: about how large its acceptance is: prompt, tools, a schema.
-    """
-
-    engine_s: float = 0.0
-    tokenize_s: float = 0.0
-    prefill_s: float = 0.0
-    cached_tokens: int = 0
-    drafted: int = 0
-    draft_accepted: int = 0
-    read_tokens: int = 0
-    first_token_at: float | None = None
-    acceptance_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -360,6 +335,7 @@ class Ledger:
     """Every open request, by key or by who asked; counts what is bounded (H5).
 
     Attributes:
+        devices: by the backend of the engines that share one.
         waiting: requests that are queued and have not begun, over all models.
         waiting_by_account: the same, by account.
         running_by_account: those that were dispatched and do not wait again.
@@ -370,6 +346,8 @@ class Ledger:
 
     def __init__(self, settings: CoreSettings, deadlines: Deadlines) -> None:
         self.terms = Terms(settings)
+        # Bounded: there are three backends, and the fake one.
+        self.devices: defaultdict[str, DeviceTime] = defaultdict(DeviceTime)
         self._deadlines = deadlines
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
         # that, plus the rows of every engine, plus paused ones by `max_queue_bytes`.
@@ -409,13 +387,14 @@ class Ledger:
         most = self.terms.of(account).max_running
         return max(most - self.running_by_account[account], 0) if most else math.inf
 
-    def new_key(self) -> RequestKey:
-        """Return a key that was never used before."""
-        self._last_key += 1
-        return RequestKey(self._last_key)
+    @property
+    def next_key(self) -> RequestKey:
+        """Return the key of the next request that is added: they count those that were admitted."""
+        return RequestKey(self._last_key + 1)
 
     def add(self, request: Request) -> None:
         """Count a request that was admitted; it is queued."""
+        self._last_key = request.key
         self._by_key[request.key] = request
         self._by_connection.setdefault(request.connection, {})[request.id] = request
         self._count_waiting(request, 1)

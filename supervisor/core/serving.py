@@ -9,9 +9,6 @@ queue; everything else queues again: ahead of new requests, if the worker had ac
 
 What can start at once is never refused for a queue, and beyond `max_queue` each model has an equal
 share of it, so that one model that loads for a minute does not shut all the others (H2).
-
-`Meter` charges the steps of all engines by the prices of `accounting.py`: at once, or together as
-long as they differ in nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from mlxsup.protocol.flight import (
     RequestPaused,
     RequestStarted,
 )
-from mlxsup.protocol.ids import ConnectionId, ModelName, RequestKey
+from mlxsup.protocol.ids import ConnectionId, RequestKey
 from mlxsup.protocol.states import (
     SERVES,
     FinishReason,
@@ -59,7 +56,6 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 
-from .accounting import Account, DeviceTime, charge
 from .actions import Outbox
 from .attaching import Attaching
 from .errors import (
@@ -79,8 +75,8 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
-from .model import AlikeSteps, Model
-from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
+from .model import Model
+from .poison import QUARANTINE_S, Evidence, Verdict, digest_of
 from .preemption import (
     end_intake,
     is_held_back,
@@ -91,93 +87,6 @@ from .preemption import (
 )
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage, Waiting
 from .status import change_map, expected_s, load_progress, wait_of, waiting_news
-
-# ---------------------------------------------------------------- the time of engines
-
-
-class Meter:
-    """Counts engine seconds; engines that compute on the same backend share a device.
-
-    `Model.settle` charges the steps of a model that have not been charged yet.
-    """
-
-    def __init__(self) -> None:
-        # Bounded: there are three backends, and the fake one.
-        self._devices: dict[str, DeviceTime] = {}
-        self._working: dict[ModelName, Model] = {}
-
-    def works(self, model: Model, now: float) -> None:
-        """Note that the engine has accepted a request, or got its lease; it may have been at work
-        before."""
-        if model.name not in self._working:
-            self._settle_all()
-            self._device_of(model).begins(model.name, now)
-            self._working[model.name] = model
-
-    def rests(self, model: Model, now: float) -> None:
-        """Note that the engine holds no request any longer or waits for a lease, or its process is
-        gone."""
-        if model.name in self._working:
-            self._settle_all()
-            self._device_of(model).rests(model.name, now)
-            del self._working[model.name]
-
-    def add(self, model: Model, step: Step, now: float) -> None:
-        """Charge a step, now or with those after it; nothing of it has changed a request yet."""
-        alike = model.totals.alike
-        if (
-            alike is not None
-            and [row.key for row in step.rows] == alike.keys
-            and not step.prefill
-            and not step.between_steps
-        ):
-            alike.took_s += step.took_s
-            alike.at = now
-        else:
-            self._charge(model, step, now)
-
-    def _charge(self, model: Model, step: Step, now: float) -> None:
-        model.settle()
-        if not model.batch.rows:
-            return
-        self.works(model, now)
-        running = model.batch.running
-        device = self._device_of(model)
-        cost_s = device.cost_s(model.name, max(step.took_s, 0.0), now)
-        read_before = {
-            row.key: running[row.key].computed_tokens for row in step.prefill if row.key in running
-        }
-        paid, repeated_s = charge(step, cost_s, read_before)
-        for key, seconds in paid.items():
-            request = running.get(key)
-            if request is not None:
-                model.pay(request, seconds)
-        for row in step.prefill:
-            request = running.get(row.key)
-            if request is not None and row.done > request.cost.read_tokens:
-                request.cost.read_tokens = row.done
-        model.totals.engine_s += sum(paid.values())
-        model.totals.repeated_s += repeated_s
-        keys = [row.key for row in step.rows]
-        are_all = keys and len(keys) == len(paid)
-        if are_all and not step.prefill and not step.between_steps:
-            payers = [running[key] for key in paid if key in running]
-            model.totals.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
-
-    def _settle_all(self) -> None:
-        """Charge all working models before their number, and so the price of a second, changes."""
-        for model in self._working.values():
-            model.settle()
-
-    def _device_of(self, model: Model) -> DeviceTime:
-        backend = model.process.ready.backend if model.process.ready else ""
-        device = self._devices.get(backend)
-        if device is None:
-            device = self._devices[backend] = DeviceTime()
-        return device
-
-
-# ---------------------------------------------------------------- requests
 
 GONE = "gone"
 """The outcome of a request whose client is gone."""
@@ -203,7 +112,6 @@ class Serving:
     def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
         self.ledger = ledger
         self.attaching = Attaching(outbox)
-        self._meter = Meter()
         self._outbox = outbox
 
     # ------------------------------------------------------------ in
@@ -230,52 +138,41 @@ class Serving:
             RemoteError: why it may not wait.
         """
         account = self.ledger.terms.account(message.client, process, connection)
-        priority = message.priority or self.ledger.terms.of(account).priority
-        digest = digest_of(model.name, message.body, adapter)
-        model.blame.expire(now)
-        self._check(model, account, priority, digest, len(message.body), models, now)
         request = Request(
-            key=self.ledger.new_key(),
+            key=self.ledger.next_key,
             connection=connection,
             id=message.id,
             account=account,
             model=model.name,
             adapter=adapter,
-            priority=priority,
+            priority=message.priority or self.ledger.terms.of(account).priority,
             body=message.body,
-            digest=digest,
+            digest=digest_of(model.name, message.body, adapter),
             may_resume=message.resume,
             wants_notices=message.notices,
             limits=self._limits_of(message, now),
             waiting=Waiting(arrived_at=now),
         )
+        model.blame.expire(now)
+        self._check(model, request, models, now)
         self.ledger.add(request)
         model.line_up(request, now)
 
-    def _check(
-        self,
-        model: Model,
-        account: Account,
-        priority: Priority,
-        digest: Digest,
-        body_bytes: int,
-        models: int,
-        now: float,
-    ) -> None:
+    def _check(self, model: Model, request: Request, models: int, now: float) -> None:
         """Raise RemoteError if a request may not wait."""
         terms, life = self.ledger.terms, model.life
-        highest = terms.of(account).max_priority
-        if priority.is_above(highest):
-            raise priority_too_high(priority, highest, terms.table_of(account))
+        highest = terms.of(request.account).max_priority
+        if request.priority.is_above(highest):
+            raise priority_too_high(request.priority, highest, terms.table_of(request.account))
         if life.state is State.FAILED:
             raise model_failed(life.name, life.failure)
         is_going = life.state in (State.DRAINING, State.STOPPING)
         if is_going and life.wanted is Wanted.DOWN and life.why is Why.USER:
             raise cut_off(life.name, life.why)
-        lifted_in_s = model.blame.quarantined_for_s(digest, now)
+        lifted_in_s = model.blame.quarantined_for_s(request.digest, now)
         if lifted_in_s is not None:
             raise quarantined(model.name, 0, lifted_in_s)
-        full = self._what_is_full(model, account, body_bytes, models)
+        full = self._what_is_full(model, request, models)
         if full is not None:
             limit, sentence = full
             raise overloaded(
@@ -283,13 +180,11 @@ class Serving:
                 limit,
                 sentence,
                 queue_depth=self.ledger.waiting,
-                running=[request.id for request in model.batch.running.values()],
+                running=[one.id for one in model.batch.running.values()],
                 retry_after_s=model.next_free_s(),
             )
 
-    def _what_is_full(
-        self, model: Model, account: Account, body_bytes: int, models: int
-    ) -> tuple[str, str] | None:
+    def _what_is_full(self, model: Model, request: Request, models: int) -> tuple[str, str] | None:
         """Return the setting that leaves no room for one more request, and how near it is; None if
         there is room (H3, H5).
 
@@ -297,9 +192,9 @@ class Serving:
         count. Beyond `max_queue` overall, each model still has an equal share of it, so that the
         queue of a loading or slow model does not block the others: at most twice `max_queue` wait.
         """
-        ledger, queued = self.ledger, len(model.queue)
+        ledger, account, queued = self.ledger, request.account, len(model.queue)
         settings = ledger.terms.settings
-        if ledger.held_bytes + body_bytes > settings.max_queue_bytes:
+        if ledger.held_bytes + len(request.body) > settings.max_queue_bytes:
             sentence = f"open requests hold {ledger.held_bytes} bytes, close to the limit"
             return "max_queue_bytes", sentence
         if ledger.may_run(account) and model.can_start:
@@ -340,7 +235,7 @@ class Serving:
         model.queue.age(now)
         model.batch.held_back = None
         if model.queue:
-            model.settle()
+            model.meter.settle()
         if not model.serves_queue:
             model.batch.freed, model.batch.yields_at = 0, None
             return
@@ -455,11 +350,11 @@ class Serving:
                 request.sent.warnings += message.warnings
                 self._notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
         if model.batch.computes:
-            self._meter.works(model, now)
+            model.meter.works(now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
-        model.settle()
+        model.meter.settle()
         model.batch.leaving.pop(key, None)
         request = model.batch.running.pop(key, None)
         model.batch.ended += 1
@@ -478,7 +373,8 @@ class Serving:
             request than the one that is held back may be first, because clients have been charged.
         """
         model.process.steps = message.step
-        self._meter.add(model, message, now)
+        if model.batch.rows:
+            model.meter.add(message, model.batch.running, now)
         has_begun = has_freed = False
         has_suspects = bool(model.blame.suspects)
         deltas: defaultdict[ConnectionId, list[ClientDelta]] = defaultdict(list)
@@ -517,7 +413,7 @@ class Serving:
         model.batch.ended += len(finished)
         if has_freed or finished or left or model.batch.only_waits:
             self._rest_if_idle(model, now)
-            model.settle()
+            model.meter.settle()
         for connection, pieces in deltas.items():
             self._outbox.send(connection, Deltas(deltas=pieces))
         for request, reason in finished:
@@ -596,11 +492,11 @@ class Serving:
         acceptance of a request instead, because the row that asked has left."""
         if model.batch.only_waits:
             model.batch.only_waits = False
-            self._meter.works(model, now)
+            model.meter.works(now)
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
         if not model.batch.computes:
-            self._meter.rests(model, now)
+            model.meter.rests(now)
 
     # ------------------------------------------------------------ one request ends
 
@@ -803,7 +699,7 @@ class Serving:
         """
         if self.attaching.asking:
             self.attaching.worker_lost(model.name)
-        model.settle()
+        model.meter.settle()
         again: list[Request] = []
         for request in list(model.batch.running.values()):
             del model.batch.running[request.key]
@@ -827,7 +723,7 @@ class Serving:
                 if request.digest == verdict.culprit:
                     error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
                     self.fail(model, request, error, now)
-        self._meter.rests(model, now)
+        model.meter.rests(now)
 
     # ------------------------------------------------------------ inside
 
@@ -908,7 +804,7 @@ class Serving:
             model.idle_since = now
             self._forget_state(model, request.key)
             return
-        model.settle()
+        model.meter.settle()
         del model.batch.running[request.key]
         model.batch.leaving[request.key] = request.held
         if model.life.state in SERVES:
@@ -1001,7 +897,7 @@ def _is_passed(model: Model) -> bool:
     """True if another request than the one that is held back for memory may be first now, because
     clients have been charged, or may have rows freed; nothing else that keeps it waiting changes
     with a step that ends nothing."""
-    model.settle()
+    model.meter.settle()
     first = next_in_line(model)
     return bool(model.queue.urgent) or first is None or first.key != model.batch.held_back
 

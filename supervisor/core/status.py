@@ -83,7 +83,7 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
     """Return everything `status --json` shows; seconds and bytes are plain numbers."""
     budget, warm_pool = fleet.settings.budget, fleet.warm_pool.status(fleet.settings, now)
     rows = [model_row(model, now) for model in fleet]
-    engine_s = sum(model.totals.engine_s for model in fleet)
+    engine_s = sum(model.meter.engine_s for model in fleet)
     over_bytes = fleet.overshoot_bytes(now)
     is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
@@ -130,7 +130,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     """Return one model's part of the status."""
     model.blame.expire(now)  # nothing else may have happened since an hour was over
     model.queue.age(now)
-    model.settle()
+    model.meter.settle()
     life, process, running = model.life, model.process, model.batch.running
     phase, settings, need = life.phase, life.settings, life.need
     ready, beat, doing = process.ready, process.heartbeat, process.doing
@@ -181,8 +181,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "quarantined": model.blame.quarantined,
         "tokens_per_s": process.tokens_per_s(now),
         "steps": process.steps,
-        "engine_s": model.totals.engine_s,
-        "repeated_s": model.totals.repeated_s,
+        "engine_s": model.meter.engine_s,
+        "repeated_s": model.meter.repeated_s,
         "pinned": settings.pinned,
         "needed_bytes": model.bytes_to_load,
         "raised_bytes": need.raise_for(model.longest_stream) if need else 0,
@@ -580,7 +580,7 @@ def requests_map(
     listed: list[dict[str, Any]] = []
     more = 0
     for model in models:
-        model.settle()
+        model.meter.settle()
         model.queue.age(now)
         for request, place in _in_order(model):
             if client is not None and not _is_of(request.account, client):

@@ -173,7 +173,7 @@ def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
         fleet.fault(model, StopCause.TOO_LARGE, too_large, now)
         return
     if isinstance(model.life.phase, Loading):
-        model.learn(message, now)
+        model.learn(message, fleet.ledger.devices[message.backend], now)
     fleet.trigger(model, message, now)
     fleet.tell_log_level(model)
 

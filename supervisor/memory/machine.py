@@ -85,7 +85,6 @@ def find_budget(given_bytes: int | None, backend: str, *, own_bytes: int = 0) ->
     return Budget(
         size_bytes=given_bytes,
         machine_bytes=max(given_bytes, automatic.machine_bytes),
-        is_given=True,
         reason="memory_budget",
         automatic_bytes=automatic.size_bytes,
     )
@@ -135,7 +134,7 @@ def mac_budget(total_bytes: int, wired_bytes: int) -> Budget:
     else:
         size, share = total_bytes * 2 // 3, "two thirds"
     reason = f"{share} of {size_text(total_bytes)}, the recommended working set"
-    return Budget(size_bytes=size, machine_bytes=total_bytes, is_given=False, reason=reason)
+    return Budget(size_bytes=size, machine_bytes=total_bytes, reason=reason)
 
 
 def _wired_limit() -> int:
@@ -166,7 +165,6 @@ def host_budget(total_bytes: int, group_bytes: int | None) -> Budget:
     return Budget(
         size_bytes=total_bytes - reserve,
         machine_bytes=total_bytes,
-        is_given=False,
         reason=reason,
     )
 
@@ -178,7 +176,6 @@ def device_budget(total_bytes: int, used_bytes: int, own_bytes: int) -> Budget:
     return Budget(
         size_bytes=max(0, total_bytes - others),
         machine_bytes=total_bytes,
-        is_given=False,
         reason=reason,
     )
 

@@ -38,24 +38,21 @@ class Exit(NamedTuple):
 
     Attributes:
         code: the exit code; None after a signal.
-        signal: its number; None after an exit code.
         signal_name: `SIGKILL`; empty after an exit code.
     """
 
     code: int | None
-    signal: int | None
     signal_name: str
 
     @classmethod
     def of(cls, return_code: int) -> Exit:
         """Return what a return code of `subprocess` says."""
         if return_code >= 0:
-            return cls(return_code, None, "")
-        number = -return_code
+            return cls(return_code, "")
         try:
-            return cls(None, number, Signals(number).name)
+            return cls(None, Signals(-return_code).name)
         except ValueError:
-            return cls(None, number, f"signal {number}")
+            return cls(None, f"signal {-return_code}")
 
     @property
     def facts(self) -> dict[str, object]:

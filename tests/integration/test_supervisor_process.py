@@ -259,12 +259,12 @@ def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_exit_is_read_from_a_return_code() -> None:
-    assert Exit.of(65) == (65, None, "")
-    assert Exit.of(0) == (0, None, "")
-    assert Exit.of(-1) == (None, 1, "SIGHUP")
-    assert Exit.of(-99) == (None, 99, "signal 99")
-    assert Exit.of(-9) == (None, 9, "SIGKILL")
-    assert Exit.of(-64) == (None, 64, Exit.of(-64)[2])
+    assert Exit.of(65) == (65, "")
+    assert Exit.of(0) == (0, "")
+    assert Exit.of(-1) == (None, "SIGHUP")
+    assert Exit.of(-99) == (None, "signal 99")
+    assert Exit.of(-9) == (None, "SIGKILL")
+    assert Exit.of(-64) == (None, Exit.of(-64)[1])
 
 
 TRACER = """

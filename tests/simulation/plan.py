@@ -275,7 +275,6 @@ class Plan:
         budget = Budget(
             size_bytes=size_bytes,
             machine_bytes=10 * size_bytes,
-            is_given=True,
             reason="of the plan",
         )
         self.settings = replace(self.settings, budget=budget)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
+from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import Lease, PrefillProgress, Ready, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.accounting import (
@@ -18,6 +18,7 @@ from mlxsup.supervisor.core.accounting import (
     Account,
     Counters,
     DeviceTime,
+    Meter,
     Terms,
     charge,
 )
@@ -242,6 +243,27 @@ def test_a_lease_wakes_no_engine_whose_next_request_is_not_accepted() -> None:
     assert seconds(driver, "a") == (5.0, 0.0)
 
 
+def test_a_step_without_rows_puts_no_engine_to_work() -> None:
+    driver = Driver([entry("a"), entry("b")])
+    for model in ("a", "b"):
+        driver.load(model)
+        driver.come_up(model)
+    [key] = driver.serve("xa", model="a")
+    driver.accept(key, "a")
+    spend(driver, 0.0, model="b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (2.0, 0.0)
+
+
+def test_a_step_that_took_less_than_no_time_costs_nothing() -> None:
+    driver = running("a")
+    spend(driver, 1.0, token(1))
+    spend(driver, -3.0, token(1))
+    assert seconds(driver) == (1.0, 0.0)
+    spend(driver, -3.0, read(1, 100, 100))
+    assert seconds(driver) == (1.0, 0.0)
+
+
 def test_engines_on_different_backends_do_not_share() -> None:
     driver = Driver([entry("a"), entry("b")])
     for model, backend in (("a", "cpu"), ("b", "cuda")):
@@ -259,9 +281,7 @@ def test_alike_steps_are_charged_when_the_status_is_read() -> None:
     driver = running("a", "b")
     for _ in range(5):
         spend(driver, 1.0, token(1), token(2))
-    alike = driver.model().totals.alike
-    assert alike is not None
-    assert alike.took_s == 4.0, "the first one was charged by itself"
+    assert driver.model().meter.engine_s == 1.0, "the first one was charged by itself"
     assert seconds(driver) == (5.0, 0.0)
     for _ in range(3):
         spend(driver, 1.0, token(1), token(2))
@@ -485,17 +505,17 @@ def test_shares_follow_the_weights_however_much_is_asked_for() -> None:
 
 # Engines that share a device
 
-ENGINE_A, ENGINE_B = ModelName("a"), ModelName("b")
+ENGINE_A, ENGINE_B = (Meter(Counters(Terms(CoreSettings()))) for _ in range(2))
 
 
 def test_two_engines_at_once_pay_half_each_also_while_the_step_of_the_other_is_under_way() -> None:
     device = DeviceTime()
-    device.begins(ENGINE_A, 10.0)
-    device.begins(ENGINE_B, 10.0)
+    device.works(ENGINE_A, 10.0)
+    device.works(ENGINE_B, 10.0)
     assert device.cost_s(ENGINE_A, 1.0, 11.0) == 0.5
     assert device.cost_s(ENGINE_A, 1.0, 12.0) == 0.5
     assert device.cost_s(ENGINE_B, 2.0, 12.0) == 1.0, "its step began before those of the other"
     device.rests(ENGINE_B, 13.0)
     assert device.cost_s(ENGINE_A, 2.0, 14.0) == 1.5, "half of its time until the other rested"
-    device.begins(ENGINE_B, 15.0)
+    device.works(ENGINE_B, 15.0)
     assert device.cost_s(ENGINE_A, 2.0, 16.0) == 1.5

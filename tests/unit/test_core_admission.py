@@ -15,7 +15,7 @@ from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ConnectionId
 from mlxsup.protocol.states import FinishReason, Priority, State
 from mlxsup.supervisor.core.accounting import Account, Terms, process_name
-from mlxsup.supervisor.core.events import GatewayListening, Reloaded
+from mlxsup.supervisor.core.events import GatewayEnded, GatewayListening, Reloaded
 from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
@@ -420,16 +420,31 @@ def test_charged_account_moves_back() -> None:
     )
 
 
+def test_numbers_count_the_requests_that_were_admitted() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=1, max_queue_per_client=1))
+    driver.ask("a")
+    driver.ask("refused")
+    driver.cancel("a")
+    driver.ask("b")
+    assert [request.key for request in driver.core.ledger] == [2]
+
+
 # HTTP without a key: one process, many clients
 
 QUEUES = CoreSettings(max_queue=100, max_queue_per_client=10)
 
 
+ADDRESS = Address(host="127.0.0.1", port=1)
+
+
+def listens(driver: Driver, pid: int, *, number: int = 1) -> None:
+    driver.do(GatewayListening(now=driver.now, number=number, pid=pid, address=ADDRESS))
+
+
 def most_waiting(settings: CoreSettings, gateway_pid: int | None, account: str) -> int:
-    driver = Driver(settings=settings)
+    driver = Driver(settings=settings, gateway=ADDRESS)
     if gateway_pid is not None:
-        at = Address(host="127.0.0.1", port=1)
-        driver.do(GatewayListening(now=driver.now, number=1, pid=gateway_pid, address=at))
+        listens(driver, gateway_pid)
     return driver.core.ledger.terms.most_waiting(Account(account))
 
 
@@ -439,6 +454,18 @@ def test_gateway_is_a_door_and_leaves_room_for_another_client() -> None:
     assert most_waiting(QUEUES, 7, process_name(77, 99)) == 10
     assert most_waiting(QUEUES, 8, gateway) == 10
     assert most_waiting(QUEUES, None, gateway) == 10
+
+
+def test_a_process_that_gets_the_pid_of_a_dead_gateway_is_one_client() -> None:
+    driver, later = Driver(settings=QUEUES, gateway=ADDRESS), Account(process_name(7, 100))
+    terms = driver.core.ledger.terms
+    listens(driver, 7)
+    driver.do(GatewayEnded(now=driver.now, number=1, cause="it died", is_crash=True))
+    assert terms.most_waiting(later) == 10
+    listens(driver, 7, number=1)
+    assert terms.most_waiting(later) == 10, "it was said of the one that is gone"
+    listens(driver, 8, number=2)
+    assert terms.most_waiting(Account(process_name(8, 101))) == 90
 
 
 def test_client_with_a_table_keeps_its_own_limit() -> None:

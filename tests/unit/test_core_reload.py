@@ -170,7 +170,7 @@ def test_the_answer_names_what_it_changes() -> None:
         "over_budget_bytes": 0,
         "settings": ["max_queue", "max_queue_per_client", "drain_timeout_s"], "unread": {},
     }  # fmt: skip
-    memory = Budget(size_bytes=9, machine_bytes=99, is_given=True, reason="memory_budget")
+    memory = Budget(size_bytes=9, machine_bytes=99, reason="memory_budget")
     ann = {"ann": ClientSettings(weight=2.0)}
     changes: list[tuple[dict[str, Any], list[str]]] = [
         ({}, []),

@@ -203,6 +203,13 @@ def test_a_reload_starts_more_or_ends_those_of_least_use() -> None:
         assert retry_in_s(driver) is None, "it was ended, and delays no other"
 
 
+def test_a_reload_wants_none_any_longer_though_none_is_alive() -> None:
+    driver = PoolDriver([real("a")], 1, 12)
+    driver.gone(1)
+    driver.reload(warm_workers=0)
+    assert driver.status()["wanted"] == 0
+
+
 def test_dead_one_is_replaced_with_growing_delay() -> None:
     driver = PoolDriver([real("a")], None, 20)
     driver.bring_up("a")

@@ -40,7 +40,7 @@ def test_a_reserve_is_left_to_the_rest_of_the_machine(
 ) -> None:
     found = host_budget(total * GIB, None if group is None else group * GIB)
     assert found.size_bytes == pytest.approx(size * GIB, abs=1)
-    assert (found.reason, found.is_given) == (reason, False)
+    assert (found.reason, found.automatic_bytes) == (reason, None)
     assert found.machine_bytes == min(total, group or total) * GIB
 
 
@@ -156,7 +156,7 @@ def test_a_given_budget_knows_what_the_automatic_one_would_be(
 ) -> None:
     play(monkeypatch, total=64, answer="0\n")
     found = find_budget(5 * GIB, "metal")
-    assert (found.size_bytes, found.machine_bytes, found.is_given) == (5 * GIB, 64 * GIB, True)
+    assert (found.size_bytes, found.machine_bytes) == (5 * GIB, 64 * GIB)
     assert found.automatic_bytes == 48 * GIB
     assert found.reason == "memory_budget"
 

@@ -42,7 +42,7 @@ __all__ = ["estimates_here"]
 GIB = 2**30
 MODEL, OTHER = ModelName("m"), ModelName("other")
 ONE, TWO = Repository(repo="someone/one"), Repository(repo="someone/two")
-WHOLE = Budget(size_bytes=14 * GIB, machine_bytes=16 * GIB, is_given=False, reason="r")
+WHOLE = Budget(size_bytes=14 * GIB, machine_bytes=16 * GIB, reason="r")
 
 
 class Desk:

@@ -15,7 +15,7 @@ from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import memory_plan, memory_view, preemption, serving
-from mlxsup.supervisor.core.accounting import Counters
+from mlxsup.supervisor.core.accounting import Counters, Meter
 from mlxsup.supervisor.core.actions import EndDownload, Outbox
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.budget import Pressure
@@ -25,7 +25,7 @@ from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.poison import Blame
 from mlxsup.supervisor.core.prefill_slots import turn_rank
 from mlxsup.supervisor.core.requests import Ledger, Pauses, Queue, Request
-from mlxsup.supervisor.core.serving import Meter, Serving
+from mlxsup.supervisor.core.serving import Serving
 from mlxsup.supervisor.core.watchdog import Alarm, Watch
 
 from simulation.ground import Violation

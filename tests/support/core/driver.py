@@ -21,6 +21,7 @@ from mlxsup.protocol.client_messages import (
     Stop,
     Unload,
 )
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import (
     ConnectionId,
     Generation,
@@ -137,6 +138,7 @@ class Driver(Looks):
         settings: CoreSettings | None = None,
         *,
         is_strict: bool = True,
+        gateway: Address | None = None,
     ) -> None:
         self.now = 1000.0
         self.core = Core(
@@ -145,6 +147,7 @@ class Driver(Looks):
             facts={"pid": 1, "version": VERSION},
             random=random.Random(7),
             is_strict=is_strict,
+            gateway=gateway,
         )
         self.actions: list[Action] = []
         self.woken_at: list[float] = []

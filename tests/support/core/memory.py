@@ -19,9 +19,7 @@ SUBSCRIPTION = RequestId("s")
 
 def budget(size_bytes: int) -> Budget:
     """A budget that the configuration gives."""
-    return Budget(
-        size_bytes=size_bytes, machine_bytes=100 * GIB, is_given=True, reason="memory_budget"
-    )
+    return Budget(size_bytes=size_bytes, machine_bytes=100 * GIB, reason="memory_budget")
 
 
 def sized(name: str, needed_bytes: int, **changes: Any) -> ModelSettings:

@@ -63,7 +63,6 @@ def budget(size_bytes: int, automatic_bytes: int | None = None) -> Budget:
     return Budget(
         size_bytes=size_bytes,
         machine_bytes=max(size_bytes, automatic_bytes or 0),
-        is_given=automatic_bytes is not None,
         reason="for a test",
         automatic_bytes=automatic_bytes,
     )
