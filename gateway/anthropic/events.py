@@ -186,11 +186,12 @@ def _empty(kind: str, signature: str = SIGNATURE) -> dict[str, Any]:
 
 
 def _block_of(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool call as a block: text if it cannot be read, because `input` is an object."""
-    name, arguments = call["function"]["name"], arguments_of(call)
-    if arguments is None:
-        return {"type": "text", "text": f"{name}{call['function']['arguments']}"}
-    return {"type": "tool_use", "id": call["id"], "name": name, "input": arguments}
+    """Return a tool call as a block: text if it has no name. `input` is an object, and an empty one
+    if the arguments were cut off: so no client takes a part of them for the whole."""
+    name = call["function"]["name"]
+    if not name:
+        return {"type": "text", "text": call["function"]["arguments"]}
+    return {"type": "tool_use", "id": call["id"], "name": name, "input": arguments_of(call) or {}}
 
 
 # ---------------------------------------------------------------- models

@@ -14,7 +14,7 @@ from ..custom_tools import custom_input
 from ..errors import openai_body
 from ..failure import Failure
 from ..openai.logprobs import chat_logprobs
-from ..shape import Shape, encode, warned
+from ..shape import Shape, arguments_of, encode, warned
 from ..sse import event
 from .fields import SAMPLED
 from .kept import KeptResponse, named
@@ -282,7 +282,8 @@ class ResponseShape(Shape):
         sent += self._event("response.output_item.added", output_index=number, item=item.json())
         item.call[name] = arguments if text is None else text
         sent += self._event(f"{_event_of(item)}.delta", **place, delta=item.call[name])
-        return sent + self._close("completed")
+        # Arguments that end early are those of a call that was cut off.
+        return sent + self._close("incomplete" if arguments_of(call) is None else "completed")
 
     def _close(self, status: str) -> bytes:
         """End the item that is open, if one is."""

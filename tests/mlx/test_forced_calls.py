@@ -102,11 +102,17 @@ def test_forced_call_is_held_back_when_it_is_rendered_again(worker: LoopDriver) 
     assert not any(shown.text for shown in worker.render(whole.resume_after(9)))
 
 
-def test_call_that_is_cut_is_text_with_a_warning(worker: LoopDriver) -> None:
-    cut = worker.answer(**asked(one("weather"), max_tokens=25))
+@pytest.mark.parametrize("tokens", [25, 35])
+def test_call_that_is_cut_has_the_arguments_that_have_come(worker: LoopDriver, tokens: int) -> None:
+    whole = worker.answer(**asked(one("weather"), seed=3))
+    cut = worker.answer(**asked(one("weather"), seed=3, max_tokens=tokens))
     assert cut.finish is FinishReason.LENGTH
-    assert cut.text_of(Channel.CONTENT).startswith('{"name": "weather", "')
-    assert any("cannot be read" in (delta.warning or "") for delta in cut.deltas)
+    assert cut.text_of(Channel.CONTENT) == ""
+    [given] = [json.loads(cut.text_of(Channel.TOOL_CALL))["function"]]
+    [all_of_it] = [json.loads(whole.text_of(Channel.TOOL_CALL))["function"]]
+    assert given["name"] == "weather"
+    assert all_of_it["arguments"].startswith(given["arguments"])
+    assert given["arguments"] != all_of_it["arguments"]
 
 
 def test_a_forced_call_goes_before_a_format(worker: LoopDriver) -> None:

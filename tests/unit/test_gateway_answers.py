@@ -252,10 +252,10 @@ class Case:
     count: int = 1
 
 
-def unread(arguments: str, name: str = "f") -> Case:
+def unread(arguments: str, name: str = "f", reason: FinishReason = FinishReason.TOOL_CALLS) -> Case:
     """Return an answer whose only call cannot be read as JSON."""
     call = called(name, arguments)
-    end = result("", FinishReason.TOOL_CALLS, tool_calls=[call])
+    end = result("", reason, tool_calls=[call])
     return Case([calling(call), end], {path: {} for path in WITH_CALLS})
 
 
@@ -294,7 +294,7 @@ CASES = {
         {CHAT: {"parallel_tool_calls": False, "logprobs": True}},
     ),
     "call without a name": unread("{}", name=""),
-    "call with half its arguments": unread("{a"),
+    "call with half its arguments": unread('{"a', reason=FinishReason.LENGTH),
     "call with arguments that only Python reads": unread('{"x": NaN}'),
     "call with a number beyond all": unread('{"x": 1e999}'),
     "call with half a character": unread('{"x": "\\ud83d"}'),

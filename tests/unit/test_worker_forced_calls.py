@@ -40,7 +40,14 @@ class Codec(FakeTextCodec):
     channel_rules = RULES
 
 
-def written(text: str, choice: Any, opening: str = "", **more: Any) -> list[tuple[Channel, str]]:
+def written(
+    text: str,
+    choice: Any,
+    opening: str = "",
+    *,
+    ends: FinishReason = FinishReason.STOP,
+    **more: Any,
+) -> list[tuple[Channel, str]]:
     """Return what a client is shown of an answer."""
     body = RequestBody(prompt="x", tools=TOOLS, tool_choice=choice, seed=1, **more)
     row = plan_row(KEY, body, Prompt(tokens=[5], opening=opening), FACTS)
@@ -50,7 +57,7 @@ def written(text: str, choice: Any, opening: str = "", **more: Any) -> list[tupl
     tokens = encode_text(text)
     shown: list[tuple[Channel, str]] = []
     for place, token in enumerate(tokens):
-        finish = FinishReason.STOP if place == len(tokens) - 1 else None
+        finish = ends if place == len(tokens) - 1 else None
         for delta in unpacked(running.advance(RowToken(key=KEY, token=token, finish=finish), 1.0)):
             if delta.text:
                 shown.append((delta.channel, delta.text))
@@ -157,3 +164,30 @@ def test_arguments_are_an_object_although_they_may_be_null(kind: Any) -> None:
     parameters = {} if kind is None else {"type": kind}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     assert [one["type"] for _, one in call_form([tool])["tools"]] == ["object"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ('{"name": "f", "arguments": {"a": "b', "f", '{"a": "b'),
+        ('{"name":"g","arguments":{"a":{"name":"f"}}', "g", '{"a":{"name":"f"}}'),
+        ('{"name": "f", "argu', "f", ""),
+    ],
+)
+def test_a_forced_call_that_is_cut_off_is_a_call(text: str, name: str, arguments: str) -> None:
+    ((channel, line),) = written(text, "required", ends=FinishReason.LENGTH)
+    assert channel is Channel.TOOL_CALL
+    assert json.loads(line)["function"] == {"name": name, "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ('{"name": "h", "arguments": {"a": 1', FinishReason.LENGTH),
+        ('{"name": "f', FinishReason.LENGTH),
+        ('{"name": "f", "arguments": {"a": 1', FinishReason.STOP),
+    ],
+    ids=["of a function that is not offered", "within its name", "ended by itself"],
+)
+def test_what_is_cut_before_it_is_a_call_is_text(text: str, ends: FinishReason) -> None:
+    assert written(text, "required", ends=ends) == [(Channel.CONTENT, text)]

@@ -71,11 +71,16 @@ class ChannelRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Text of one channel; on `tool_call` it is one complete call, as a line of JSON."""
+    """Text of one channel; on `tool_call` it is one call, as a line of JSON.
+
+    Attributes:
+        is_cut: whether it is a call whose arguments end where the answer was cut.
+    """
 
     channel: Channel
     text: str
     warning: str | None = None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +296,7 @@ class ChannelParser:
         while True:
             held, self._held = self._held, ""
             if self._call is None:
-                return pieces + self._show(held) + self._end_bare()
+                return pieces + self._show(held) + self._end_bare(is_cut=is_cut)
             self._call.add(held)
             rest, shown = self._settle(self._call, is_cut)
             pieces += shown + self.add(rest)
@@ -555,7 +560,7 @@ class ChannelParser:
             at = end
         return len(text), len(text), NORMAL
 
-    def _end_bare(self, *, is_text: bool = False) -> list[Piece]:
+    def _end_bare(self, *, is_text: bool = False, is_cut: bool = False) -> list[Piece]:
         """Decide about content that might have been a call: it is one, or stays text."""
         bare, self._bare = self._bare, None
         if bare is None or not bare.text:
@@ -567,6 +572,9 @@ class ChannelParser:
         lines = self._calls.read(bare.text, parse, self._tool_format.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+        line = self._calls.read_cut(bare.text, self._tool_format.call_ids) if is_cut else None
+        if is_call and line is not None:
+            return [Piece(channel=Channel.TOOL_CALL, text=line, is_cut=True)]
         if self._form in (AnswerForm.REGEX, AnswerForm.JSON):  # it is what was asked for
             return [Piece(channel=Channel.CONTENT, text=bare.text)]
         return [self._unreadable(bare.text)]

@@ -16,6 +16,11 @@ ToolCallParser = Callable[[str, Tools, bool], list[dict[str, Any]]]
 """Takes the text of a call or of several, the request's tools, and whether to be lenient; returns
 calls, each with `name` and `arguments`, and `id` if the format has one. Raises anything."""
 
+_BEGUN = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"]+)"(?:\s*,\s*"arguments"\s*:\s*(?P<arguments>\{.*))?',
+    re.DOTALL,
+)
+
 _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -103,12 +108,26 @@ class ToolCallReader:
                 if call["name"] not in self.names:
                     return None
                 made.append(self._id(call, ids, made))
-                lines.append(_line(call, made[-1]))
+                lines.append(_line(call["name"], _json(call["arguments"]), made[-1]))
         except Exception:  # noqa: BLE001
             # A parser gets whatever a model has written: a failure means text, never an error.
             return None
         self._ids += made
         return lines or None
+
+    def read_cut(self, text: str, ids: CallIds) -> str | None:
+        """Return a call in JSON that was cut off as a line, with the arguments that have come; None
+        if the name of an offered function has not.
+
+        OpenAI sends such a call, and programs know from its arguments that it is incomplete. As a
+        text, agents would take it for the answer.
+        """
+        found = _BEGUN.match(text)
+        if found is None or found["name"] not in self.names:
+            return None
+        made = self._id({"name": found["name"]}, ids, [])
+        self._ids.append(made)
+        return _line(found["name"], found["arguments"] or "", made)
 
     def _id(self, call: dict[str, Any], ids: CallIds, made: list[str]) -> str:
         """Return the model's own id if it fits and is new, or else one of ours."""
@@ -122,11 +141,13 @@ class ToolCallReader:
         return ours
 
 
-def _line(call: dict[str, Any], call_id: str) -> str:
-    name, arguments = call["name"], call["arguments"]
+def _json(arguments: object) -> str:
     if not isinstance(arguments, dict):
         raise ValueError("a call's arguments are a map")
-    arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
+def _line(name: str, arguments: str, call_id: str) -> str:
     whole = {
         "id": call_id,
         "type": "function",
