@@ -102,10 +102,14 @@ def test_forced_call_is_held_back_when_it_is_rendered_again(worker: LoopDriver) 
     assert not any(shown.text for shown in worker.render(whole.resume_after(9)))
 
 
+@pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("tokens", [25, 35])
-def test_call_that_is_cut_has_the_arguments_that_have_come(worker: LoopDriver, tokens: int) -> None:
-    whole = worker.answer(**asked(one("weather"), seed=3))
-    cut = worker.answer(**asked(one("weather"), seed=3, max_tokens=tokens))
+def test_call_that_is_cut_has_the_arguments_that_have_come(
+    worker: LoopDriver, tokens: int, strict: bool
+) -> None:
+    tools = [tool | {"function": tool["function"] | {"strict": strict}} for tool in TOOLS]
+    whole = worker.answer(**asked(one("weather"), seed=3, tools=tools))
+    cut = worker.answer(**asked(one("weather"), seed=3, tools=tools, max_tokens=tokens))
     assert cut.finish is FinishReason.LENGTH
     assert cut.text_of(Channel.CONTENT) == ""
     [given] = [json.loads(cut.text_of(Channel.TOOL_CALL))["function"]]
