@@ -107,7 +107,8 @@ def test_forced_call_is_held_back_when_it_is_rendered_again(worker: LoopDriver) 
 def test_call_that_is_cut_has_the_arguments_that_have_come(
     worker: LoopDriver, tokens: int, strict: bool
 ) -> None:
-    tools = [tool | {"function": tool["function"] | {"strict": strict}} for tool in TOOLS]
+    functions: list[Any] = [tool["function"] for tool in TOOLS]
+    tools = [{"type": "function", "function": each | {"strict": strict}} for each in functions]
     whole = worker.answer(**asked(one("weather"), seed=3, tools=tools))
     cut = worker.answer(**asked(one("weather"), seed=3, tools=tools, max_tokens=tokens))
     assert cut.finish is FinishReason.LENGTH
