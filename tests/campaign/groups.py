@@ -102,7 +102,9 @@ def restart_again(client: Client, model: str, way: str) -> None:
 
 def held(daemon: GroupDaemon, client: Client) -> dict[str, Any]:
     """Return what a daemon and its groups hold when nothing happens."""
-    main = main_process(daemon)
+    main, runtime = main_process(daemon), daemon.folder / "run"
+    # A worker may be READY before its heartbeats have a connection, and their socket is gone.
+    eventually(lambda: not list(runtime.glob("w*.sock*")), what="every worker being connected")
     groups = [members_of(client, one["name"]) for one in client.status()["models"]]
     every = {"supervisor": [main]} | {who: [one[who] for one in groups] for who in MEMBERS}
     below = main.children(recursive=True)
@@ -115,7 +117,7 @@ def held(daemon: GroupDaemon, client: Client) -> dict[str, Any]:
         "processes": len(below),
         "zombies": sum(one.status() == psutil.STATUS_ZOMBIE for one in below),
         "temporary files": sorted(str(file) for file in daemon.temporary.rglob("*")),
-        "sockets": len(list((daemon.folder / "run").rglob("*"))),
+        "sockets": len(list(runtime.rglob("*"))),
     }  # fmt: skip
 
 
