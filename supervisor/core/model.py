@@ -574,9 +574,17 @@ class Model:
 
     def next_free_s(self) -> float:
         """Return how long until a row should be free: what requests cost the engine on average,
-        because those that run at the same time share its seconds."""
+        because those that run at the same time share its seconds.
+
+        Those that run cost what they have cost at least. If none has ever ended, they are expected
+        to take as long again.
+        """
+        self.meter.settle()
+        spent_s = [request.cost.engine_s for request in self.batch.running.values()]
         cost_s = self.queue.counters.cost_s
-        return UNKNOWN_COST_S if cost_s is None else max(cost_s, SHORTEST_FREE_S)
+        if cost_s is None:
+            return max(UNKNOWN_COST_S, sum(spent_s))
+        return max(SHORTEST_FREE_S, cost_s, *spent_s)
 
     def forget_process(self) -> None:
         """Forget what was only true of the process, which is gone."""

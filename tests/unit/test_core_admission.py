@@ -166,6 +166,35 @@ def test_an_overload_says_when_a_row_should_be_free(cost_s: list[float], expecte
     assert refusal(driver).detail["retry_after_s"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("ended_s", "spent_s", "expected"),
+    [
+        (None, [3.0, 2.0], 5.0),
+        (None, [0.2, 0.2], 1.0),
+        (4.0, [3.0, 2.0], 4.0),
+        (4.0, [3.0, 6.0], 6.0),
+    ],
+    ids=["as long again", "hardly begun", "less than usual", "longer than usual"],
+)
+def test_an_overload_knows_what_those_that_run_have_cost(
+    ended_s: float | None, spent_s: list[float], expected: float
+) -> None:
+    driver = Driver([entry()], CoreSettings(max_queue=1, max_queue_per_client=9))
+    driver.load()
+    driver.come_up()
+    if ended_s is not None:
+        driver.ask("ended")
+        driver.compute(ended_s, 1)
+        driver.token(1, finish=FinishReason.STOP)
+    for number in range(3):
+        driver.ask(f"r{number}")
+    for key, seconds in zip(list(driver.model().batch.running), spent_s, strict=True):
+        for _ in range(2):  # alike steps are charged together
+            driver.compute(seconds / 2, key)
+    driver.ask("more")
+    assert refusal(driver).detail["retry_after_s"] == pytest.approx(expected)
+
+
 # Refusals
 
 
