@@ -168,7 +168,7 @@ class Connection:
             try:
                 check_descriptors()
                 self._replace_link(Link(self._context, self.endpoint))
-            except OSError as error:  # zmq.ZMQError is one
+            except (OSError, zmq.ZMQError) as error:
                 message = f"cannot connect to {self.endpoint}: {error.strerror}"
                 hint = RAISE_LIMIT if error.errno in (errno.EMFILE, errno.ENFILE) else ""
                 self._drop(ConnectionLost(message, self.endpoint, hint))
