@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from mlxsup.protocol.codec import to_line
@@ -60,7 +61,8 @@ async def find_repositories(words: str) -> list[FoundRepository]:
             assert process.stdout is not None
             spec = DownloadSpec(words=words)
             process.stdin.write(to_line(spec))
-            await process.stdin.drain()
+            with suppress(ConnectionError):  # it has ended at once, and may have said why
+                await process.stdin.drain()
             async for line in process.stdout:
                 match read_report(line):
                     case RepositoriesFound(found=found):
@@ -72,7 +74,7 @@ async def find_repositories(words: str) -> list[FoundRepository]:
     except TimeoutError:
         hint = "check the network, then search again"
         raise SearchError(DownloadProblem.NETWORK, "the hub does not answer", hint) from None
-    except (ValueError, ConnectionError):  # too much, or it has ended at once
+    except ValueError:  # too much
         pass
     finally:
         if process.returncode is None:
