@@ -310,6 +310,7 @@ def test_raised_bytes_survive_a_measurement_and_the_daemon(desk: Desk) -> None:
     desk.memory.measured(launch)
     kept = need_of(launch, estimated(launch), Measurements(desk.folder), "cpu")
     assert desk.memory.needs[MODEL].raised_bytes == kept.raised_bytes == 900
+    assert desk.memory.needs[OTHER].raised_bytes == 700, "another launch"
     assert desk.logged() == []
 
 
