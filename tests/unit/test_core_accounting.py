@@ -462,13 +462,15 @@ def test_debt_outlives_an_absence_and_credit_does_not() -> None:
 
 def test_of_many_accounts_that_left_the_least_debt_is_forgotten_first() -> None:
     of = counters()
+    of.dispatched(Account("n2"))
     for number in range(MAX_ACCOUNTS + 3):
         account = Account(f"n{number}")
         of.join(account, {ANN})
         of.charge(account, float(number))
     of.join(BEN, {ANN})
-    assert len(of) == MAX_ACCOUNTS - MAX_ACCOUNTS // 8 + 2, "an eighth is forgotten at once"
+    assert len(of) == MAX_ACCOUNTS - MAX_ACCOUNTS // 8 + 3, "an eighth is forgotten at once"
     assert of.of(Account("n1")) == 0.0, "forgotten"
+    assert of.of(Account("n2")) == 2.0, "the latest says where the next one begins"
     assert of.of(Account(f"n{MAX_ACCOUNTS}")) == MAX_ACCOUNTS
     for number in range(3 * MAX_ACCOUNTS):
         of.join(Account(f"m{number}"), {ANN})

@@ -245,7 +245,8 @@ def test_the_first_death_after_it_listened_costs_no_connection() -> None:
     driven.listens()
     driven.ends()
     assert driven.kinds() == [StartGateway], "its socket stays: who connects now waits"
-    assert (driven.status()["restarts"], driven.status()["cause"]) == (1, "it died")
+    status = driven.status()
+    assert (status["restarts"], status["cause"], status["pid"]) == (1, "it died", None)
 
 
 def test_later_deaths_wait_longer_and_longer_and_become_a_crash_loop() -> None:
@@ -267,6 +268,14 @@ def test_later_deaths_wait_longer_and_longer_and_become_a_crash_loop() -> None:
         driven.waits(0.01)
         assert (driven.kinds(), driven.status()["retry_in_s"]) == ([StartGateway], None)
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_an_address_that_is_taken_is_no_crash_loop() -> None:
+    driven = Driven()
+    for _ in range(LOOP_ENDS + 1):
+        driven.ends("it is taken", is_crash=False)
+        assert driven.status()["state"] == "backoff"
+        driven.waits(MOST_DELAY_S)
 
 
 def test_a_long_gateway_life_resets_its_delays() -> None:

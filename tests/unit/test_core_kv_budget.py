@@ -12,7 +12,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Row, RowBudget, Rows
+from mlxsup.supervisor.core.kv_budget import GIVES_AGAIN_AFTER_S, Row, RowBudget, Rows
 from mlxsup.supervisor.core.life import Lack, Wait
 from mlxsup.supervisor.core.memory_plan import divide, plan
 from mlxsup.supervisor.core.memory_view import (
@@ -409,3 +409,12 @@ def test_measurement_under_load_does_not_block_for_good() -> None:
         driver.measure(p=MODEL)
         driver.confirm("p")
     assert driver.state("m") is State.LOADING
+
+
+def test_one_that_has_given_back_is_asked_again_after_a_while() -> None:
+    budget = RowBudget()
+    budget.tell(1, gives_back=True)
+    budget.was_confirmed()
+    budget.was_measured(5.0)
+    moments = (5.0, 4.9 + GIVES_AGAIN_AFTER_S, 5.0 + GIVES_AGAIN_AFTER_S)
+    assert [budget.may_give_back(now) for now in moments] == [False, False, True]

@@ -555,6 +555,13 @@ def test_an_unload_that_finds_its_process_stuck_fails() -> None:
     )
 
 
+def test_stop_at_once_announces_no_drain() -> None:
+    driver = in_state(State.READY)
+    driver.stop(now=True)
+    [reply] = driver.sent(Reply)
+    assert reply.value["drain_timeout_s"] == 0.0
+
+
 @pytest.mark.parametrize("state", [State.LOADING, State.READY, State.STOPPING])
 def test_stop_with_a_stuck_process_keeps_its_limit(state: State) -> None:
     driver = in_state(state)

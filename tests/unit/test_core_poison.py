@@ -193,6 +193,9 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     assert driver.row()["restarts"] == 3, "it is a crash all the same"
     driver.exit()
     assert driver.state() is State.FAILED, "two crashes had been counted before"
+    assert driver.row()["quarantined"] == 1
+    driver.load()
+    assert driver.row()["quarantined"] == 0, "it begins anew"
 
 
 def test_a_place_further_on_must_still_be_passed_after_an_earlier_crash() -> None:

@@ -46,6 +46,13 @@ def read(text: str) -> DaemonConfig:
     return load_config(OWN)
 
 
+def test_a_file_is_known_by_its_absolute_path_and_links_stay_links(cache: Path) -> None:
+    """A daemon in the background works elsewhere; a reload follows the link anew."""
+    Path("file.toml").touch()
+    OWN.symlink_to("file.toml")
+    assert load_config(OWN).config_path == Path.cwd() / OWN
+
+
 def test_a_reload_sees_where_a_revision_went(cache: Path) -> None:
     text = f'[models.m]\nrepo = "{REPO}"\nrevision = "v2"\n'
     [model] = read(text).models

@@ -159,6 +159,7 @@ def test_a_given_budget_knows_what_the_automatic_one_would_be(
     assert (found.size_bytes, found.machine_bytes) == (5 * GIB, 64 * GIB)
     assert found.automatic_bytes == 48 * GIB
     assert found.reason == "memory_budget"
+    assert find_budget(80 * GIB, "cuda").machine_bytes == 80 * GIB, "a GPU may have more than RAM"
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
@@ -199,8 +200,9 @@ def test_the_largest_budget_is_what_the_machine_or_its_gpu_has(
     assert asked == []
     assert largest_budget_bytes(65 * GIB, "cuda") == 80 * GIB
     assert largest_budget_bytes(65 * GIB, "cpu") == 64 * GIB
-    play(monkeypatch, total=64)
-    assert largest_budget_bytes(65 * GIB, "cuda") == 64 * GIB
+    for answer in (None, "40960, 0\n"):
+        play(monkeypatch, total=64, answer=answer)
+        assert largest_budget_bytes(65 * GIB, "cuda") == 64 * GIB
 
 
 @pytest.mark.parametrize(

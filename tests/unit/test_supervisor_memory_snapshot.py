@@ -24,7 +24,9 @@ from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.memory import machine
 from mlxsup.supervisor.memory import needs as needs_module
 from mlxsup.supervisor.memory import snapshot as snapshot_module
+from mlxsup.supervisor.memory.estimates import Estimates
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.folder_reader import Place
 from mlxsup.supervisor.memory.machine import command_budget, held_on_device
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
 from mlxsup.supervisor.memory.needs import check_memory as check_needs
@@ -58,7 +60,8 @@ class Desk:
         self._writer = LogWriter(lambda text: None)
         self._log = DaemonLog(folder, "info", self._writer, is_json=True)
         self.measurements = Measurements(folder)
-        self.memory = MemorySnapshot(self.measurements, self._log)
+        self.estimates = Estimates()
+        self.memory = MemorySnapshot(self.measurements, self._log, self.estimates)
 
     def _ask(self, *_: Any, **__: Any) -> None:
         raise FileNotFoundError("nvidia-smi")
@@ -183,6 +186,14 @@ def test_models_that_cannot_be_read_or_are_not_here_yet_have_no_needs(
     assert desk.logged() == []
 
 
+def test_folders_of_models_that_a_reload_removes_are_forgotten(desk: Desk) -> None:
+    path = desk.model_folder()
+    desk.adopt(entry(MODEL, launch=LaunchSettings(path=path)))
+    assert desk.estimates.of(Place(path)) is not None
+    desk.adopt()
+    assert desk.estimates.of(Place(path)) is None
+
+
 def test_pinned_models_that_do_not_fit_are_a_mistake_of_the_configuration(desk: Desk) -> None:
     launch = LaunchSettings(path=desk.model_folder())
     models = [entry(name, launch=launch, pinned=True) for name in "abc"]
@@ -299,6 +310,7 @@ def test_raised_bytes_survive_a_measurement_and_the_daemon(desk: Desk) -> None:
     desk.memory.measured(launch)
     kept = need_of(launch, estimated(launch), Measurements(desk.folder), "cpu")
     assert desk.memory.needs[MODEL].raised_bytes == kept.raised_bytes == 900
+    assert desk.memory.needs[OTHER].raised_bytes == 700, "another launch"
     assert desk.logged() == []
 
 
@@ -315,6 +327,8 @@ def test_a_draft_model_counts_with_the_model_that_it_guesses_for(desk: Desk) -> 
     desk.memory.measured(drafting)
     assert desk.memory.needs[OTHER] == both, "what its draft takes is still known"
     assert asyncio.run(desk.memory.appraise(OTHER, drafting)) == both
+    other_draft = replace(launch, drafts=desk.model_folder("other_draft"))
+    assert asyncio.run(desk.memory.appraise(OTHER, other_draft)) == both, "it is read, too"
     desk.measurements.learn(
         Measured(
             path=measured_place(drafting),

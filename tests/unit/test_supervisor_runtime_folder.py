@@ -14,10 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from mlxsup.supervisor.config.load import ConfigError
+from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.process_identity import process_identity as identity_of
 from mlxsup.supervisor.runtime_folder import (
     AlreadyRunningError,
@@ -27,7 +31,10 @@ from mlxsup.supervisor.runtime_folder import (
     raise_open_file_limit,
     room_for,
 )
+from mlxsup.supervisor.runtime_watch import FolderWatch
 from mlxsup.supervisor.signals import has_terminal
+from mlxsup.supervisor.sockets.listener import Listener
+from mlxsup.supervisor.workers.orphans import WorkerRecord
 
 
 @pytest.fixture
@@ -106,6 +113,46 @@ def test_a_folder_that_was_removed_is_held_again_by_one_lock_P19(folder: Path) -
     with pytest.raises(AlreadyRunningError):
         RuntimeFolder.claim(folder)
     claimed.close()
+
+
+@pytest.mark.timeout(10)
+def test_holding_again_waits_for_no_other_start(folder: Path) -> None:
+    """It runs in the event loop of a daemon that serves."""
+    claimed = RuntimeFolder.claim(folder)
+    (folder / "lock").unlink()
+    gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    with pytest.raises(RuntimeFolderError, match="cannot be used"):
+        claimed.hold_again()
+    os.close(gate)
+    claimed.hold_again()
+    claimed.close()
+
+
+def test_a_folder_that_is_lost_is_reported_once_each_time(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claimed = RuntimeFolder.claim(folder)
+    log = folder.parent / "logs"
+    writer = LogWriter(lambda text: None)
+    watch = FolderWatch(
+        claimed,
+        cast(Listener, SimpleNamespace(is_reachable=True)),
+        WorkerRecord(folder),
+        DaemonLog(log, "info", writer),
+        log,
+    )
+    for _ in range(2):
+        shutil.rmtree(folder)
+        other = RuntimeFolder.claim(folder)
+        watch.look()
+        watch.look()
+        other.close()
+        watch.look()
+        assert claimed.is_held
+    assert capsys.readouterr().err.count("is already running") == 2
+    claimed.close()
+    assert writer.close(60.0)
 
 
 def test_of_many_claims_at_once_one_succeeds_P19(folder: Path) -> None:
